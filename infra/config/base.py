@@ -1,0 +1,9 @@
+"""The base of every configuration section: strict, described, immutable."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A group of settings. Unknown keys are refused, defaults are checked, instances do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)

