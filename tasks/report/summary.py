@@ -102,6 +102,8 @@ class Mismatch(Record):
     """Bound on k3 at which a step is marked."""
     stop_k3: float
     """Bound on k3 at which the run stops."""
+    ratio_bound: Number = None
+    """Ratio above which the correction truncates or masks a token."""
 
     @computed_field
     @property
