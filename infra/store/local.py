@@ -1,0 +1,259 @@
+"""The artifact store in a local or shared folder."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull
+from infra.store.manifest import HASH_THREADS, MANIFEST, Manifest, build, check_name, files_of, hash_files
+from infra.store.refs import ArtifactRef
+
+_STAGING = ".staging"  # being written; a writer holds the lock beside its folder for as long as it lives
+_VERIFIED = ".verified"  # what each file looked like when its hash was last found right
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class LocalStore:
+    """Artifacts as folders below `root`.
+
+    A writer fills a folder of its own, manifest last, and renames it to the artifact's name: the rename succeeds for
+    one of several writers and shows all files at once. Files are hard links to the caller's where the disk allows it.
+    """
+
+    def __init__(self, root: Path):
+        self.root = Path(root).absolute()
+        self.url = self.root.as_uri()
+
+    def put(
+        self, folder: Path, kind: str, *, producer: str, inputs: Sequence[ArtifactRef] = (), name: str | None = None
+    ) -> ArtifactRef:
+        """See `Store.put`. The files become read-only."""
+        folder = Path(folder)
+        try:
+            check_name(kind)
+            paths = files_of(folder)
+        except ValueError as error:
+            raise StoreError(f"cannot store {folder}: {error}") from None
+        if not paths:
+            raise StoreError(f"cannot store {folder}: it is {'empty' if folder.is_dir() else 'not a folder'}")
+        try:
+            with self._staging() as stage:
+                _place(folder, stage, paths)
+                manifest = build(hash_files(stage, paths), kind, producer, inputs, name)
+                if not self._is_there(manifest):
+                    self._commit(stage, manifest)
+        except ValueError as error:
+            raise StoreError(f"cannot store {folder}: {error}") from None
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            need = sum((folder / p).stat().st_size for p in paths)
+            free = shutil.disk_usage(self.root).free
+            raise StoreFull(
+                f"no room in {self.root} for {folder}: it has {need / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are "
+                f"free ({os.strerror(error.errno)}); free space there or point LOCKSTEP_STORE to another disk"
+            ) from error
+        return manifest.ref
+
+    def open(self, ref: ArtifactRef) -> Path:
+        """See `Store.open`. Hashes are re-read only when a file's size, inode or time of writing has changed."""
+        manifest = self.manifest(ref)
+        stamp = self._stamp(ref.name)
+        if not stamp.is_file() or json.loads(stamp.read_text()) != self._looks(manifest):
+            self.verify(ref)
+        return self.root / ref.name
+
+    def manifest(self, ref: ArtifactRef) -> Manifest:
+        """See `Store.manifest`."""
+        manifest = self._read(self._path(ref.name))
+        if manifest.digest != ref.digest:
+            raise ArtifactConflict(
+                f"{ref.name} in {self.root} holds {manifest.digest}, not the wanted {ref.digest}: "
+                f"another content was committed under this name"
+            )
+        return manifest
+
+    def verify(self, ref: ArtifactRef) -> None:
+        """See `Store.verify`. A file that the manifest does not name is an error too."""
+        manifest, folder = self.manifest(ref), self._path(ref.name)
+        looks = self._looks(manifest)  # before hashing: a change in between must not be taken for verified
+        expected = {f.path: f for f in manifest.files}
+        there = files_of(folder)
+        for path in sorted(expected.keys() ^ set(there)):
+            raise self._corrupt(ref, path, "is missing" if path in expected else "does not belong to it")
+        for entry in hash_files(folder, there):
+            if entry != expected[entry.path]:
+                raise self._corrupt(ref, entry.path, f"has {entry.bytes} bytes of other content than was committed")
+        _write(self._stamp(ref.name), json.dumps(looks))
+
+    def delete(self, ref: ArtifactRef) -> None:
+        """See `Store.delete`."""
+        folder = self._path(self.manifest(ref).name)
+        with self._staging() as stage:
+            os.rename(folder, stage / "deleted")
+            _sync(folder.parent)
+            self._stamp(ref.name).unlink(missing_ok=True)
+
+    def _commit(self, stage: Path, manifest: Manifest) -> None:
+        with ThreadPoolExecutor(HASH_THREADS) as pool:
+            list(pool.map(_sync, [stage / f.path for f in manifest.files]))
+        for at, _, _ in os.walk(stage):
+            _sync(Path(at))
+        _write(stage / MANIFEST, manifest.model_dump_json(indent=1))
+        final = self._path(manifest.name)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(stage, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if not self._is_there(manifest):
+                raise StoreError(f"{final} is in the way and is not an artifact: move it away") from None
+            return
+        _sync(final.parent)
+        _write(self._stamp(manifest.name), json.dumps(self._looks(manifest)))
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        try:
+            held = self._read(self._path(manifest.name))
+        except ArtifactMissing:
+            return False
+        if held.digest != manifest.digest:
+            raise ArtifactConflict(
+                f"{manifest.name} in {self.root} already holds {held.digest}, made by {held.producer}: "
+                f"the new content {manifest.digest} needs another name"
+            )
+        return True
+
+    def _read(self, folder: Path) -> Manifest:
+        path = folder / MANIFEST
+        try:
+            return Manifest.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise ArtifactMissing(f"no artifact {folder.relative_to(self.root)} in {self.root}") from None
+        except ValidationError as error:
+            raise ArtifactCorrupt(f"{path} is not a manifest: {error.errors()[0]['msg']}") from None
+
+    def _path(self, name: str) -> Path:
+        try:
+            return self.root / check_name(name)
+        except ValueError as error:
+            raise StoreError(str(error)) from None
+
+    def _stamp(self, name: str) -> Path:
+        return self.root / _VERIFIED / f"{name}.json"
+
+    def _looks(self, manifest: Manifest) -> dict[str, list[int]]:
+        looks = {}
+        for file in manifest.files:
+            path = self._path(manifest.name) / file.path
+            try:
+                s = path.lstat()
+            except FileNotFoundError:
+                raise self._corrupt(manifest.ref, file.path, "is missing") from None
+            looks[file.path] = [s.st_size, s.st_ino, s.st_mtime_ns]
+        return looks
+
+    def _corrupt(self, ref: ArtifactRef, path: str, what: str) -> ArtifactCorrupt:
+        return ArtifactCorrupt(
+            f"artifact {ref.name} in {self.root} is damaged: {path} {what}; delete it and run again what made it"
+        )
+
+    @contextmanager
+    def _staging(self) -> Iterator[Path]:
+        """A fresh folder on the store's disk, gone afterwards; also removes those of writers that died."""
+        base = self.root / _STAGING
+        base.mkdir(parents=True, exist_ok=True)
+        everybody = os.open(base, os.O_RDONLY)
+        try:
+            fcntl.flock(everybody, fcntl.LOCK_EX)  # nobody sweeps between the making of a lock and its locking
+            for lock in base.glob("*.lock"):
+                _remove_if_dead(lock)
+            fd, name = tempfile.mkstemp(suffix=".lock", dir=base)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        finally:
+            os.close(everybody)
+        lock = Path(name)
+        stage = lock.with_suffix("")
+        try:
+            stage.mkdir()
+            yield stage
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+            os.close(fd)
+
+    def list(self, kind: str = "") -> list[ArtifactRef]:
+        """See `Store.list`."""
+        start = self._path(kind) if kind else self.root
+        refs = []
+        for at, dirs, names in os.walk(start):
+            if MANIFEST in names:
+                refs.append(self._read(Path(at)).ref)
+                dirs.clear()
+            dirs[:] = [d for d in dirs if not d.startswith(".")]
+        return sorted(refs, key=lambda ref: ref.name)
+
+
+def _remove_if_dead(lock: Path) -> None:
+    try:
+        fd = os.open(lock, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+
+
+def _place(source: Path, stage: Path, paths: Sequence[str]) -> None:
+    for path in paths:
+        target = stage / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        real = (source / path).resolve()
+        try:
+            os.link(real, target)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                raise
+            shutil.copyfile(real, target)
+        os.chmod(target, 0o444)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace `path` as a whole, durably."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, scratch = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        os.chmod(scratch, 0o444)
+        os.replace(scratch, path)
+    except BaseException:
+        os.unlink(scratch)
+        raise
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
