@@ -1,0 +1,48 @@
+"""Environment variables that every Lockstep process needs, and where the services of this machine are found."""
+
+import os
+
+from infra.services.home import home
+from infra.services.record import Record
+
+QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def variables() -> dict[str, str]:
+    """Telemetry off, Prefect and its results under `home()`, and the addresses of the services that `lockstep up`
+    started. A variable the user has set wins, so a team's own Prefect or MLflow server is joined by setting
+    PREFECT_API_URL or MLFLOW_TRACKING_URI."""
+    wanted = QUIET | {
+        "LOCKSTEP_HOME": str(home()),
+        "PREFECT_HOME": str(home() / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home() / "results"),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "1",
+        "MLFLOW_TRACKING_URI": tracking_uri(),
+    }
+    server = Record.read("prefect")
+    if server:
+        wanted["PREFECT_API_URL"] = f"{server.address}/api"
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def apply() -> None:
+    """Set `variables` in this process. Prefect reads them once, on import: call this before."""
+    os.environ.update(variables())
+
+
+def tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI, the MLflow server that `lockstep up` started, or else a SQLite file under `home()`."""
+    server = Record.read("mlflow")
+    default = server.address if server else f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI", default)

@@ -1,0 +1,67 @@
+"""`durable`: a Prefect task that is not done twice."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infra.services import environment
+
+environment.apply()
+
+from prefect import Task, task  # noqa: E402  (Prefect reads its settings when it is imported)
+from prefect.cache_policies import CacheKeyFnPolicy  # noqa: E402
+from pydantic_core import to_jsonable_python  # noqa: E402
+
+from infra.services import durations  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def durable(
+    fn: Callable | None = None, *, name: str | None = None, **options: Any
+) -> Task | Callable[[Callable], Task]:
+    """A Prefect task whose result is kept under `home()/results` and returned again, shown as Cached, when the same task
+    is called with the same arguments and the same source code, in this run or a later one.
+
+    Used as `@durable` or `@durable(name="train policy", retries=1)`; plain and async functions alike.
+    Arguments and result must be JSON: pydantic models (of importable classes), paths, dates, numbers, strings, lists,
+    dicts. Large data travels as an ArtifactRef or a path. What must not be shared between runs takes the run's key as an
+    argument. The source code is that of every file in tasks/ and infra/, so an edit there runs everything anew.
+    options: further arguments of `prefect.task`.
+    Calling the task raises TypeError when an argument is not JSON.
+    """
+    if fn is None:
+        return functools.partial(durable, name=name, **options)
+    name = name or fn.__name__.replace("_", " ")
+    return task(
+        durations.timed(name, fn),
+        name=name,
+        persist_result=True,
+        result_serializer="json",
+        cache_policy=CacheKeyFnPolicy(cache_key_fn=functools.partial(_cache_key, name)),
+        **options,
+    )
+
+
+def _cache_key(name: str, context: Any, arguments: dict[str, Any]) -> str:
+    values = {}
+    for argument, value in arguments.items():
+        try:
+            values[argument] = to_jsonable_python(value, inf_nan_mode="constants")
+        except ValueError as error:
+            raise TypeError(f"task {name!r}: argument {argument!r} is not JSON ({error})") from None
+    canonical = json.dumps([name, values, source_digest()], sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@functools.cache
+def source_digest() -> str:
+    """sha256 of the paths and contents of all Python files in tasks/ and infra/, as this process found them."""
+    digest = hashlib.sha256()
+    for folder in ("tasks", "infra"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(ROOT)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,177 @@
+"""Which run a flow continues: an interrupted one of the same configuration resumes, a finished one starts anew.
+
+A run lives in `home()/runs/<key>/`: `run.json` (what it is, and how it ended) and `lock`, held by the process that runs it.
+The operating system drops the lock when that process ends by any means, so a dead run needs no clean-up to be resumed.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.services.home import home
+from infra.services.record import write_json
+
+RunKey = str
+
+
+class Refused(Exception):
+    """A gate refused the release: the run is finished, and the command ends with exit code 3."""
+
+
+class Run(BaseModel):
+    """One run of a flow.
+
+    config_digest: of the flow's name and configuration, so a changed setting is another run.
+    flow_run_ids: Prefect runs that worked on it, oldest first; more than one after an interruption.
+    status: `open` while it runs or waits to be resumed.
+    outcome: what `keep_outcome` was given, as JSON.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    key: RunKey
+    flow: str
+    target: str
+    config_digest: str
+    config: dict[str, Any]
+    started: datetime
+    flow_run_ids: list[str] = []
+    status: Literal["open", "finished", "refused", "abandoned"] = "open"
+    finished: datetime | None = None
+    outcome: Any = None
+
+    @property
+    def folder(self) -> Path:
+        """Files of this run."""
+        return _runs() / self.key
+
+
+@contextmanager
+def claim(flow: str, config: BaseModel, run: RunKey | None = None) -> Iterator[RunKey]:
+    """Own the run of `flow` with `config` until the block ends, and give its key.
+
+    run: the caller's run; given, the caller owns it and nothing is claimed (a flow called by another flow).
+    The newest open run of the same flow and configuration that no live process holds is resumed, else a new one starts.
+    The run is finished when the block ends without an exception or with `Refused`; after any other it can be resumed.
+    """
+    if run is not None:
+        yield run
+        return
+    held, lock = _claim(flow, config)
+    status: Literal["finished", "refused"] | None = None
+    try:
+        yield held.key
+        status = "finished"
+    except Refused:
+        status = "refused"
+        raise
+    finally:
+        if status:
+            _write(read(held.key).model_copy(update={"status": status, "finished": datetime.now(UTC)}))
+        os.close(lock)
+
+
+def keep_outcome(key: RunKey, outcome: BaseModel) -> None:
+    """Keep `outcome` with the run: `lockstep report` and `status` read it."""
+    _write(read(key).model_copy(update={"outcome": outcome.model_dump(mode="json")}))
+
+
+def read(key: RunKey) -> Run:
+    """The run with this key. Raises FileNotFoundError."""
+    return Run.model_validate_json((_runs() / key / "run.json").read_text())
+
+
+def every(flow: str | None = None) -> list[Run]:
+    """All runs (of `flow`), oldest first."""
+    found = [read(p.parent.name) for p in sorted(_runs().glob("*/run.json"))]
+    return sorted((r for r in found if flow in (None, r.flow)), key=lambda r: r.started)
+
+
+def live(run: Run) -> bool:
+    """Whether a process of this machine works on `run` now."""
+    lock = _lock(run.key)
+    if lock is None:
+        return True
+    os.close(lock)
+    return False
+
+
+def abandon(flow: str, config: BaseModel) -> list[RunKey]:
+    """Give up the open runs of `flow` with `config` that nobody works on, so that the next one starts anew."""
+    digest, given_up = config_digest(flow, config), []
+    for run in every(flow):
+        if run.config_digest == digest and run.status == "open" and not live(run):
+            _write(run.model_copy(update={"status": "abandoned", "finished": datetime.now(UTC)}))
+            given_up.append(run.key)
+    return given_up
+
+
+def config_digest(flow: str, config: BaseModel) -> str:
+    """First 16 hex digits of the sha256 of the flow's name and the configuration as canonical JSON."""
+    canonical = json.dumps([flow, config.model_dump(mode="json")], sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _claim(flow: str, config: BaseModel) -> tuple[Run, int]:
+    digest = config_digest(flow, config)
+    _runs().mkdir(parents=True, exist_ok=True)
+    with open(_runs() / "claims", "w") as claims:
+        fcntl.flock(claims, fcntl.LOCK_EX)  # one claimer at a time, so two cannot both start the same run
+        for run in reversed(every(flow)):
+            if run.config_digest == digest and run.status == "open" and (lock := _lock(run.key)) is not None:
+                return _write(run.model_copy(update={"flow_run_ids": [*run.flow_run_ids, *_flow_run_id()]})), lock
+        now = datetime.now(UTC)
+        key, n = f"{flow}-{now:%Y%m%d-%H%M%S}", 1
+        while (_runs() / key).exists():
+            n += 1
+            key = f"{flow}-{now:%Y%m%d-%H%M%S}-{n}"
+        (_runs() / key).mkdir()
+        lock = _lock(key)
+        assert lock is not None
+        run = Run(
+            key=key,
+            flow=flow,
+            target=config.target.name,
+            config_digest=digest,
+            config=config.model_dump(mode="json"),
+            started=now,
+            flow_run_ids=_flow_run_id(),
+        )
+        return _write(run), lock
+
+
+def _lock(key: RunKey) -> int | None:
+    """A descriptor that holds the run's lock, or None while another process does. Not inherited by children."""
+    lock = os.open(_runs() / key / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _flow_run_id() -> list[str]:
+    if "prefect" not in sys.modules:
+        return []
+    from prefect.runtime import flow_run
+
+    return [flow_run.id] if flow_run.id else []
+
+
+def _write(run: Run) -> Run:
+    write_json(run.folder / "run.json", run.model_dump(mode="json"))
+    return run
+
+
+def _runs() -> Path:
+    return home() / "runs"
