@@ -105,7 +105,7 @@ def acceptance(evidence: pd.DataFrame, *, prefix: str = "", suffix: str = "") ->
     """Acceptance length and the rates of positions 1, 2, ... by domain."""
     lengths = estimates(evidence, f"{prefix}acceptance_length{suffix}")
     rates: list[dict[str, Estimate]] = []
-    while found := estimates(evidence, f"{prefix}acceptance_rate_{len(rates) + 1}{suffix}"):
+    while found := estimates(evidence, f"{prefix}acceptance_rate_position_{len(rates) + 1}{suffix}"):
         rates.append(found)
     return {
         domain: Acceptance(length=length.value, by_position=[r[domain].value for r in rates if domain in r], n=length.n)

@@ -47,12 +47,16 @@ class Linear:
 
 
 class Steps(Linear):
-    """Whole numbers first..last with half a step of margin on both sides."""
+    """Whole numbers first..last with half a step of margin on both sides; `names` replaces some of their labels."""
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, last: int, names: dict[int, str] | None = None) -> None:
         super().__init__(first - 0.5, last + 0.5, exact=True)
+        self.names = names or {}
         stride = max(1, math.ceil((last - first + 1) / 8))
-        self.ticks = list(range(first, last + 1, stride))
+        self.ticks = sorted({*range(first, last + 1, stride), *self.names})
+
+    def label(self, tick: float) -> str:
+        return self.names.get(int(tick)) or super().label(tick)
 
 
 class Log:

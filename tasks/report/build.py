@@ -1,0 +1,130 @@
+"""The report of one loop: a page that needs nothing but itself, a Markdown summary, and the summary as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tasks.report.headline import MARK, duration, headline, tiles
+from tasks.report.plots import compare, drafter, lineage, quant, rl, time
+from tasks.report.plots.figure import Figure
+from tasks.report.plots.svg import number
+from tasks.report.rollouts import groups
+from tasks.report.summary import LoopSummary
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Section:
+    key: str
+    title: str
+    words: str
+    figures: list[Figure]
+
+
+def build(
+    folder: Path,
+    summary: LoopSummary,
+    *,
+    evidence: pd.DataFrame | None = None,
+    steps: pd.DataFrame | None = None,
+    rollouts: Sequence[dict[str, Any]] | None = None,
+    drafter_curve: pd.DataFrame | None = None,
+) -> Path:
+    """Write index.html, summary.md and summary.json into `folder` and return the page's path.
+
+    What was not measured is absent from the page.
+    evidence: the table of `tasks/evaluate/evidence.py`.
+    steps: one row an RL step: `step`, `reward_mean`.
+    rollouts: see `tasks/report/rollouts.py`.
+    drafter_curve: `step`, `loss` (nats) and, where it was measured, `held_out_loss`.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "index.html"
+    summary = summary.model_copy(update={"report": str(page.absolute())})
+    shown = groups(rollouts or [])
+    rows = [] if evidence is None else evidence.to_dict("records")
+    context = {
+        "s": summary,
+        "headline": headline(summary),
+        "mark": MARK,
+        "tiles": tiles(summary),
+        "sections": sections(summary, steps, rollouts or [], drafter_curve),
+        "kinds": [{"key": key, "name": name} for key, (_, name) in time.KINDS.items()],
+        "times": {name: time.seconds_by_kind(phase) for name, phase in summary.phases.items()},
+        "groups": shown,
+        "rollout_count": sum(len(g["rows"]) for g in shown),
+        "rollout_total": len(rollouts or []),
+        "rollout_steps": list(dict.fromkeys(g["step"] for g in shown)),
+        "environments": list(dict.fromkeys(g["environment"] for g in shown)),
+        "evidence": rows,
+        "sources": sources(evidence),
+        "style": (TEMPLATES / "style.css").read_text(),
+        "script": (TEMPLATES / "script.js").read_text(),
+    }
+    for name, escaped in (("index.html", True), ("summary.md", False)):
+        environment = Environment(
+            loader=FileSystemLoader(TEMPLATES), autoescape=escaped, trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters |= FILTERS
+        (folder / name).write_text(environment.get_template(f"{name}.j2").render(context))
+    (folder / "summary.json").write_text(json.dumps(summary.model_dump(mode="json"), indent=1) + "\n")
+    return page
+
+
+FILTERS = {
+    "number": number,
+    "duration": duration,
+    "seconds": lambda value: "" if value is None else f"{value:.1f}",
+    "shorten": lambda text: text if len(text) <= 90 else text[:88] + " …",
+    "digest": lambda text: text.removeprefix("sha256:")[:12],
+    "cell": lambda text: text.replace("|", "\\|").replace("\n", " "),
+}
+
+
+def sections(
+    s: LoopSummary, steps: pd.DataFrame | None, rollouts: Sequence[dict[str, Any]], drafter_curve: pd.DataFrame | None
+) -> list[Section]:
+    """The page's pictures; sections without one are left out."""
+    training = []
+    if steps is not None and not steps.empty:
+        training.append(rl.reward(steps, s.rewards))
+    if rollouts:
+        training.append(rl.lengths(rollouts))
+    if s.tasks:
+        rows = [(task or "all", c.before, c.after) for task, c in s.tasks.items()]
+        unit = "share of the questions answered right"
+        training.append(compare.changes("tasks", "General questions, parent and new target", rows, unit=unit, origin=0))
+    drafting = [] if drafter_curve is None or drafter_curve.empty else [drafter.curve(drafter_curve)]
+    if s.acceptance.after or s.acceptance.before:
+        drafting += [drafter.lengths(s.acceptance), *drafter.positions(s.acceptance)]
+    drawn = [
+        Section("overview", "Versions and time", "", _overview(s)),
+        Section("training", "Reinforcement learning", "", training),
+        Section("mismatch", "Mismatch of engine and trainer",
+                "Distance from perfect agreement on log axes: lower is better.",
+                rl.mismatch(s.mismatch) if s.mismatch else []),
+        Section("drafter", "Drafter", "", drafting),
+        Section("quant", f"Quant {s.quant.scheme}" if s.quant else "", "",
+                quant.fidelity(s.quant, s.gates) if s.quant else []),
+    ]  # fmt: skip
+    return [section for section in drawn if section.figures]
+
+
+def _overview(s: LoopSummary) -> list[Figure]:
+    figures = [lineage.picture(s.versions, s.released, s.quant.scheme if s.quant else "")]
+    return [*figures, time.phases(s.phases)] if s.phases else figures
+
+
+def sources(evidence: pd.DataFrame | None) -> list[dict[str, Any]]:
+    """Where the figures come from: rows by engine, hardware and command."""
+    if evidence is None or evidence.empty:
+        return []
+    by_source = evidence.groupby(["engine", "hardware", "command"], sort=False).size()
+    return by_source.rename("rows").reset_index().to_dict("records")

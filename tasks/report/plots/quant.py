@@ -1,0 +1,58 @@
+"""Pictures of the quantized copy's fidelity."""
+
+from tasks.report.plots.compare import changes, values
+from tasks.report.plots.figure import Figure, interval
+from tasks.report.summary import GateVerdict, QuantFidelity
+
+
+def fidelity(quant: QuantFidelity, gates: list[GateVerdict]) -> list[Figure]:
+    """KL, flips and perplexity by domain, and task accuracy against the base."""
+    bounds = {g.figure: (g.bound, f"gate {g.comparison} {g.bound:g}") for g in gates}
+    figures = []
+    if quant.kl:
+        figures.append(
+            values(
+                "quant-kl",
+                "Divergence from the base by domain",
+                list(quant.kl.items()),
+                unit="KL(base || quant), nats per token",
+                log=True,
+                bound=bounds.get("quant_kl"),
+            )
+        )
+    if quant.flips:
+        figures.append(
+            values(
+                "quant-flips",
+                "Flips by domain",
+                list(quant.flips.items()),
+                unit="share of positions whose top token changed",
+                origin=0.0,
+                bound=bounds.get("quant_flips"),
+            )
+        )
+    if quant.perplexity_ratio:
+        figures.append(
+            values(
+                "quant-perplexity",
+                "Perplexity by domain",
+                list(quant.perplexity_ratio.items()),
+                unit="perplexity of the quant / of the base",
+                origin=1.0,
+                bound=bounds.get("quant_perplexity_ratio"),
+            )
+        )
+    if quant.tasks:
+        differences = [f"{t or 'all'} {interval(c.difference)}" for t, c in quant.tasks.items() if c.difference]
+        figures.append(
+            changes(
+                "quant-tasks",
+                "Task accuracy, base and quant",
+                [(t or "all", c.before, c.after) for t, c in quant.tasks.items()],
+                unit="share of the questions answered right",
+                names=("base", "quant"),
+                origin=0.0,
+                caption=f"Difference, paired, 95% interval: {'; '.join(differences)}." if differences else "",
+            )
+        )
+    return figures

