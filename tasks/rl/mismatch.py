@@ -1,0 +1,39 @@
+"""How far the engine's log-probs are from the trainer's: D = logp_old - logp_rollout, rho = exp(D), untruncated."""
+
+import numpy as np
+
+MAX_LOG_RATIO = 20.0
+
+
+class MismatchError(RuntimeError):
+    """Engine and trainer disagree by more than the bound of the configuration."""
+
+
+def mismatch(log_ratio: np.ndarray, *, high: float, dropped: np.ndarray, num_nonfinite: int) -> dict[str, float]:
+    """Figures of one step.
+
+    log_ratio: D of every sampled token with a finite engine log-prob [T], nats. high: truncation of the correction.
+    dropped: bool [T], tokens that the correction gave no weight. num_nonfinite: tokens left out because the engine's
+    log-prob was not finite.
+
+    k1 = mean(-D) and k3 = mean(e^D - D - 1) estimate KL(rollout || trainer), nats per token (Schulman 2020);
+    chi2 = mean(rho^2) - 1; ess = 1 / mean((rho / mean rho)^2), in (0, 1]; max_ratio = max(rho); share_clipped = share
+    with rho > high; share_dropped; mean_abs = mean |D|; prob_error = mean(e^|D|) (NeMo-RL's token_mult_prob_error).
+    D is clamped to plus and minus 20. All zero (ess, max_ratio and prob_error one) for no tokens.
+    """
+    d = np.clip(np.asarray(log_ratio, dtype=np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if d.size == 0:
+        d, dropped = np.zeros(1), np.zeros(1, dtype=bool)
+    rho = np.exp(d)
+    return {
+        "k1": float(-d.mean()),
+        "k3": float((np.expm1(d) - d).mean()),
+        "chi2": float((rho**2).mean() - 1),
+        "ess": float(1 / ((rho / rho.mean()) ** 2).mean()),
+        "max_ratio": float(rho.max()),
+        "share_clipped": float((rho > high).mean()),
+        "share_dropped": float(np.mean(dropped)),
+        "mean_abs": float(np.abs(d).mean()),
+        "prob_error": float(np.exp(np.abs(d)).mean()),
+        "nonfinite": float(num_nonfinite),
+    }
