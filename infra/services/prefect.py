@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def durable(
     fn: Callable | None = None, *, name: str | None = None, **options: Any
 ) -> Task | Callable[[Callable], Task]:
-    """A Prefect task whose result is kept under `home()/results` and returned again, shown as Cached, when the same task
-    is called with the same arguments and the same source code, in this run or a later one.
+    """A Prefect task whose result is kept under `home()/results`. Called again with the same arguments and the same
+    source code, in this run or a later one, it gives that result and shows as Cached.
 
     Used as `@durable` or `@durable(name="train policy", retries=1)`; plain and async functions alike.
     Arguments and result must be JSON: pydantic models (of importable classes), paths, dates, numbers, strings, lists,
-    dicts. Large data travels as an ArtifactRef or a path. What must not be shared between runs takes the run's key as an
-    argument. The source code is that of every file in tasks/ and infra/, so an edit there runs everything anew.
+    dicts. Large data travels as an ArtifactRef or a path. What must not be shared between runs takes the run's key as
+    an argument. The source code is that of every file in tasks/ and infra/, so an edit there runs everything anew.
     options: further arguments of `prefect.task`.
     Calling the task raises TypeError when an argument is not JSON.
     """

@@ -1,6 +1,6 @@
 """Which run a flow continues: an interrupted one of the same configuration resumes, a finished one starts anew.
 
-A run lives in `home()/runs/<key>/`: `run.json` (what it is, and how it ended) and `lock`, held by the process that runs it.
+A run lives in `home()/runs/<key>/`: `run.json` (what it is, how it ended) and `lock`, held by the process that runs it.
 The operating system drops the lock when that process ends by any means, so a dead run needs no clean-up to be resumed.
 """
 

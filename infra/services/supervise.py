@@ -1,0 +1,156 @@
+"""Start and stop processes that outlive the command that started them, and nothing but those."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from infra.services import environment
+from infra.services.home import home
+from infra.services.record import Record
+
+TOKEN = "LOCKSTEP_SERVICE"
+LOOPBACK = "127.0.0.1"
+POLL_S = 0.1
+
+
+class ServiceError(RuntimeError):
+    """A service could not be started, reached or stopped."""
+
+
+def start(
+    name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, port: int = 0, scheme: str = "http://"
+) -> Record:
+    """Start `command` in its own session with its output in `home()/logs/NAME.log`, and write its record.
+
+    env: variables beside the current ones and those of `environment.variables`.
+    port: where it will listen on loopback, 0 for nowhere.
+    The previous log is kept as NAME.log.1.
+    """
+    log = home() / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        os.replace(log, log.with_suffix(".log.1"))
+    token = f"{name}-{secrets.token_hex(8)}"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment.variables(), **(env or {}), TOKEN: token},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=home(),
+        )
+    record = Record(
+        name=name,
+        pid=process.pid,
+        started=psutil.Process(process.pid).create_time(),
+        token=token,
+        port=port,
+        address=f"{scheme}{LOOPBACK}:{port}" if port else "",
+        log=log,
+    )
+    record.write()
+    return record
+
+
+def alive(record: Record) -> bool:
+    """Whether the very process of `record` still runs (its pid alone may have been given to another)."""
+    try:
+        process = psutil.Process(record.pid)
+        return abs(process.create_time() - record.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family(record: Record) -> list[psutil.Process]:
+    """The process of `record` and everything it started that still runs, however deep and whoever its parent is now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TOKEN) == record.token and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue  # gone meanwhile, or another user's, so not ours
+    return found
+
+
+def wait_ready(record: Record, ready: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until `ready()`. Raises ServiceError with the end of its log when the process dies or takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if not alive(record):
+            raise ServiceError(f"{record.name} ended while starting: {_last_words(record.log)} (log: {record.log})")
+        if time.monotonic() > deadline:
+            raise ServiceError(
+                f"{record.name} (pid {record.pid}) did not answer within {timeout_s:.0f} s: see {record.log}, then "
+                f"`lockstep down` and `lockstep up`"
+            )
+        time.sleep(POLL_S)
+
+
+def stop(record: Record, grace_s: float = 15.0) -> int:
+    """End the process of `record` and all it started: first it alone is asked, then the rest, then the deaf are killed.
+    The record goes last. Gives the number of processes ended."""
+    members = family(record)
+    leader = [p for p in members if p.pid == record.pid]
+    for group in (leader, members):
+        for process in group:
+            _signal(process, signal.SIGTERM)
+        psutil.wait_procs(group, timeout=grace_s)
+    for process in family(record):
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(members, timeout=grace_s)
+    record.forget()
+    return len(members)
+
+
+def choose_port(wanted: int, *, strict: bool) -> tuple[int, str]:
+    """A free loopback port: `wanted` or the next free one above it, and a line that says why it is another, else "".
+
+    Raises ServiceError when `strict` and `wanted` is taken.
+    """
+    if _free(wanted):
+        return wanted, ""
+    taken = f"port {wanted} is taken by {_owner(wanted)}"
+    if strict:
+        raise ServiceError(f"{taken}: stop it or choose another port")
+    port = next(p for p in range(wanted + 1, 65536) if _free(p))
+    return port, f"{taken}; using {port}"
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _owner(port: int) -> str:
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return "another user's process"
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return  # ended by itself
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["no output"])[-1]
