@@ -1,0 +1,71 @@
+"""The connection to MLflow: an SQLite file on this machine, or a server."""
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infra.lineage.versions import LineageError
+from infra.services.environment import QUIET
+
+EXPERIMENT = "lockstep"
+_SQLITE_WAIT_S = 60  # how long a writer waits for another one
+
+
+def connect(uri: str):
+    """An MlflowClient for `uri` (`sqlite:///FILE` or `http(s)://...`).
+
+    Raises LineageError when a server does not answer.
+    """
+    os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})  # telemetry is decided on import
+    for noisy in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    if not uri.startswith("sqlite:"):
+        _check_server(uri)
+    from mlflow import MlflowClient
+
+    if not uri.startswith("sqlite:"):
+        return MlflowClient(uri, registry_uri=uri)
+    file = sqlite_file(uri)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that make the tables at once leave none of them usable
+        waiting = f"{uri}?timeout={_SQLITE_WAIT_S}"
+        client = MlflowClient(waiting, registry_uri=waiting)
+        client.search_registered_models(max_results=1)
+    return client
+
+
+def experiment_id(client, uri: str) -> str:
+    """The experiment that Lockstep's runs are in, made when it is not there."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        where = (sqlite_file(uri).parent / "artifacts").as_uri() if uri.startswith("sqlite:") else None
+        try:
+            return client.create_experiment(EXPERIMENT, artifact_location=where)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(EXPERIMENT)
+    return found.experiment_id
+
+
+def sqlite_file(uri: str) -> Path:
+    """The file of an SQLite URI."""
+    return Path("/" + urlsplit(uri).path.lstrip("/"))
+
+
+def _check_server(uri: str) -> None:
+    import httpx
+
+    try:
+        answer = httpx.get(f"{uri.rstrip('/')}/health", timeout=10)
+        answer.raise_for_status()
+    except httpx.HTTPError as error:
+        raise LineageError(
+            f"MLflow does not answer at {uri} ({error or type(error).__name__}): start the services with "
+            f"`lockstep up`, or set MLFLOW_TRACKING_URI"
+        ) from None

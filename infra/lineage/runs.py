@@ -1,0 +1,96 @@
+"""MLflow runs: one for each phase of a run, found again after an interruption."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN = "lockstep.run"
+PHASE = "lockstep.phase"
+BATCH = 1000  # MLflow's limit of metrics in one call
+
+
+class Run:
+    """An open MLflow run."""
+
+    def __init__(self, client, uri: str, experiment: str, run_id: str):
+        self._client = client
+        self.id = run_id
+        self.url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}" if uri.startswith("http") else ""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log numbers by name. NaN is left out: MLflow would show it as a value."""
+        self._log([(name, float(value), step) for name, value in metrics.items()])
+
+    def log_steps(self, steps: "pd.DataFrame") -> None:
+        """Log a table with a column `step`: every other numeric column is a metric with one value a row."""
+        numeric = steps.select_dtypes("number").columns.drop("step", errors="ignore")
+        rows = zip(steps["step"], steps[numeric].to_dict("records"), strict=True)
+        self._log([(name, float(value), int(step)) for step, row in rows for name, value in row.items()])
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log settings by dotted name. A value that an earlier attempt logged must not differ."""
+        from mlflow.entities import Param
+
+        items = [Param(key, str(value)) for key, value in params.items()]
+        for at in range(0, len(items), 100):
+            self._client.log_batch(self.id, params=items[at : at + 100])
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags, such as `target_version`."""
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self.id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Attach a file, or a folder's contents, under `folder`."""
+        log = self._client.log_artifacts if Path(path).is_dir() else self._client.log_artifact
+        log(self.id, str(path), folder or None)
+
+    def _log(self, rows: list[tuple[str, float, int]]) -> None:
+        from mlflow.entities import Metric
+        from mlflow.utils.time import get_current_time_millis
+
+        now = get_current_time_millis()
+        items = [Metric(name, value, now, step) for name, value, step in rows if value == value]
+        for at in range(0, len(items), BATCH):
+            self._client.log_batch(self.id, metrics=items[at : at + BATCH])
+
+
+@contextmanager
+def open_run(
+    client, uri: str, experiment: str, run_key: str, phase: str, parent: str | None, tags: Mapping[str, str]
+) -> Iterator[Run]:
+    """The MLflow run of (`run_key`, `phase`), new or reopened, which ends as the block does."""
+    wanted = {RUN: run_key, PHASE: phase, **tags} | ({"mlflow.parentRunId": parent} if parent else {})
+    found = client.search_runs(
+        [experiment],
+        f"tags.`{RUN}` = '{_quoted(run_key)}' AND tags.`{PHASE}` = '{_quoted(phase)}'",
+        max_results=1,
+        order_by=["attributes.start_time ASC"],
+    )
+    if found:
+        run = Run(client, uri, experiment, found[0].info.run_id)
+        client.update_run(run.id, status="RUNNING")
+        run.set_tags(wanted)
+    else:
+        name = f"{phase} of {run_key}" if parent else run_key
+        run = Run(client, uri, experiment, client.create_run(experiment, tags=wanted, run_name=name).info.run_id)
+    status = "FAILED"
+    try:
+        yield run
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        client.set_terminated(run.id, status)
+
+
+def _quoted(text: str) -> str:
+    if "'" in text or "\\" in text:
+        raise ValueError(f"run key {text!r} must not contain quotes or backslashes")
+    return text
