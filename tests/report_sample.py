@@ -42,10 +42,11 @@ def table() -> pd.DataFrame:
             for position, part in enumerate((0.62, 0.26, 0.12), start=1):
                 name = f"{prefix}acceptance_rate_position_{position}{suffix}"
                 rows.append(row(name, (length - 1) * part, unit="share", **where))
+        texts = dict(n=400, domain=domain, subject=QUANT)
         rows += [
-            row("quant_kl", 0.004 * (i + 1), low=0.003 * (i + 1), high=0.006 * (i + 1), n=400, unit="nats/token", domain=domain, subject=QUANT),
-            row("quant_flips", 0.02 + 0.01 * i, n=400, unit="share", domain=domain, subject=QUANT),
-            row("quant_perplexity_ratio", 1.004 + 0.003 * i, low=0.998, high=1.02, n=400, unit="ratio", domain=domain, subject=QUANT),
+            row("quant_kl", 0.004 * (i + 1), low=0.003 * (i + 1), high=0.006 * (i + 1), unit="nats/token", **texts),
+            row("quant_flips", 0.02 + 0.01 * i, unit="share", **texts),
+            row("quant_perplexity_ratio", 1.004 + 0.003 * i, low=0.998, high=1.02, unit="ratio", **texts),
             row("speculation_speedup", 0.71 + 0.05 * i, n=8, unit="ratio", domain=domain, subject=DRAFTER),
             row("output_identity", 1.0, n=8, unit="share", domain=domain, subject=DRAFTER),
         ]  # fmt: skip
@@ -104,16 +105,17 @@ def drafter_curve() -> pd.DataFrame:
 
 
 def gates() -> list[GateVerdict]:
-    return [
-        GateVerdict(name="held-out reward not worse", part="target", figure="reward_difference", domain="products", side="high",
-                    value=0.047, low=-0.03, high=0.12, comparison=">=", bound=0.0, n=64, verdict="pass"),
-        GateVerdict(name="mismatch k3 small", part="target", figure="mismatch_k3_max", value=3.4e-10, comparison="<=", bound=0.01,
-                    n=3, verdict="pass"),
-        GateVerdict(name="speculation pays", part="drafter", figure="speculation_speedup", domain="chat", value=0.71,
-                    comparison=">", bound=1.0, n=8, verdict="fail", reason="0.71 is not > 1"),
-        GateVerdict(name="quant KL small", part="quant", figure="quant_kl", domain="maths", value=0.012, low=0.009, high=0.018,
-                    comparison="<=", bound=0.1, n=400, verdict="pass"),
-    ]  # fmt: skip
+    rows = [
+        ("held-out reward not worse", "target", "reward_difference", "products", "high", 0.047, ">=", 0.0, 64, "pass"),
+        ("mismatch k3 small", "target", "mismatch_k3_max", "", "value", 3.4e-10, "<=", 0.01, 3, "pass"),
+        ("speculation pays", "drafter", "speculation_speedup", "chat", "value", 0.71, ">", 1.0, 8, "fail"),
+        ("quant KL small", "quant", "quant_kl", "maths", "value", 0.012, "<=", 0.1, 400, "pass"),
+    ]
+    names = ("name", "part", "figure", "domain", "side", "value", "comparison", "bound", "n", "verdict")
+    found = [GateVerdict(**dict(zip(names, row, strict=True))) for row in rows]
+    found[0].low, found[0].high = -0.03, 0.12
+    found[2].reason = "0.71 is not > 1"
+    return found
 
 
 def summary(**changes) -> LoopSummary:
@@ -122,7 +124,7 @@ def summary(**changes) -> LoopSummary:
         flow="loop",
         verdict="released",
         started="2026-01-01T12:00:00Z",
-        wall_s=571.0,
+        wall_s=382.0,
         phases={
             "rl": Phase(seconds=171, spans={"engine_start": 14.0, "engine": 88, "trainer": 52, "sync": 6.1}),
             "drafter": Phase(seconds=158, spans={"engine_start": 31.0, "engine": 61, "trainer": 48}, cached=True),
@@ -140,7 +142,7 @@ def summary(**changes) -> LoopSummary:
         ratio_bound=2.0,
         scheme="W8A8",
         verdicts=gates(),
-        released=Released(target=True, quant=True, reasons=["drafter v1 left out: speculation_speedup 0.71 in chat is not > 1"]),
+        released=Released(target=True, quant=True, reasons=["drafter v1 left out: speculation_speedup 0.71 is not > 1"]),
         served=[Answer(question="What is the capital of France?", answer="The capital of France is Paris.")],
         addresses={"prefect": "http://127.0.0.1:4200/runs/flow-run/1", "mlflow": "http://127.0.0.1:5000/#/runs/1"},
     )  # fmt: skip

@@ -22,8 +22,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 class Section:
     key: str
     title: str
-    words: str
     figures: list[Figure]
+    words: str = ""
+    small: bool = False
+    """Pictures stand three in a row."""
 
 
 def build(
@@ -80,6 +82,7 @@ def build(
 
 FILTERS = {
     "number": number,
+    "sign": lambda comparison: {">=": "≥", "<=": "≤"}.get(comparison, comparison),
     "duration": duration,
     "seconds": lambda value: "" if value is None else f"{value:.1f}",
     "shorten": lambda text: text if len(text) <= 90 else text[:88] + " …",
@@ -102,18 +105,22 @@ def sections(
         unit = "share of the questions answered right"
         training.append(compare.changes("tasks", "General questions, parent and new target", rows, unit=unit, origin=0))
     drafting = [] if drafter_curve is None or drafter_curve.empty else [drafter.curve(drafter_curve)]
+    by_position = []
     if s.acceptance.after or s.acceptance.before:
-        drafting += [drafter.lengths(s.acceptance), *drafter.positions(s.acceptance)]
+        drafting.append(drafter.lengths(s.acceptance))
+        by_position = drafter.positions(s.acceptance)
+    distance = "Distance from perfect agreement on log axes: lower is better."
+    mismatch = rl.mismatch(s.mismatch) if s.mismatch else []
+    fidelity = quant.fidelity(s.quant, s.gates) if s.quant else []
+    rates = "Unconditional: acceptance length is 1 + the sum of the rates."
     drawn = [
-        Section("overview", "Versions and time", "", _overview(s)),
-        Section("training", "Reinforcement learning", "", training),
-        Section("mismatch", "Mismatch of engine and trainer",
-                "Distance from perfect agreement on log axes: lower is better.",
-                rl.mismatch(s.mismatch) if s.mismatch else []),
-        Section("drafter", "Drafter", "", drafting),
-        Section("quant", f"Quant {s.quant.scheme}" if s.quant else "", "",
-                quant.fidelity(s.quant, s.gates) if s.quant else []),
-    ]  # fmt: skip
+        Section("overview", "Versions and time", _overview(s)),
+        Section("training", "Reinforcement learning", training),
+        Section("mismatch", "Mismatch of engine and trainer", mismatch, distance, small=True),
+        Section("drafter", "Drafter", drafting),
+        Section("acceptance", "Acceptance by position", by_position, rates, small=True),
+        Section("quant", f"Quant {s.quant.scheme}" if s.quant else "", fidelity),
+    ]
     return [section for section in drawn if section.figures]
 
 

@@ -50,6 +50,7 @@ def values(
     *,
     unit: str,
     log: bool = False,
+    digits: int = 3,
     origin: float | None = None,
     bound: tuple[float, str] | None = None,
     caption: str = "",
@@ -71,7 +72,7 @@ def values(
         if estimate.low is not None and estimate.high is not None:
             plot.span((estimate.low, (name, 0)), (estimate.high, (name, 0)), "c1")
         plot.dot(estimate.value, (name, 0), "c1", f"{name}: {interval(estimate)} {unit}, n={estimate.n}")
-        plot.note(estimate.value, (name, 0), number(estimate.value), dx=0, dy=-9, anchor="middle")
+        plot.note(estimate.value, (name, 0), number(estimate.value, digits), dx=0, dy=-9, anchor="middle")
     return Figure(key, title, plot.svg(), caption)
 
 

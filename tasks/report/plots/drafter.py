@@ -4,7 +4,7 @@ import pandas as pd
 
 from tasks.report.plots.compare import changes
 from tasks.report.plots.figure import Figure
-from tasks.report.plots.svg import Linear, Plot, Steps, number
+from tasks.report.plots.svg import SMALL, Linear, Plot, Steps, number
 from tasks.report.summary import Acceptance, AcceptanceChange, Estimate
 
 
@@ -61,17 +61,16 @@ def positions(acceptance: AcceptanceChange) -> list[Figure]:
 
 def _by_position(domain: str, sides: list[tuple[str, str, Acceptance]], top: float) -> Figure:
     depth = max(len(a.by_position) for _, _, a in sides)
-    y = Linear(0, max(top, 0.05) * 1.08)
-    plot = Plot(
-        f"Acceptance by position: {domain}", Steps(1, depth), y, x_label="position", y_label="accepted / drafts"
-    )
+    y = Linear(0, 100 * max(top, 0.05))
+    labels = dict(x_label="position", y_label="% of drafts accepted")
+    plot = Plot(f"Acceptance by position: {domain}", Steps(1, depth), y, **labels, width=SMALL)
     width = 0.8 / len(sides)
     for i, (name, cls, acceptance) in enumerate(sides):
         for position, rate in enumerate(acceptance.by_position, start=1):
             start = position - 0.4 + i * width
             tip = f"{domain}, position {position}, {name}: {rate:.1%} of {acceptance.n} drafts"
-            plot.bar((start + 0.01, 0), (start + width - 0.01, rate), cls, tip)
-            plot.note(start + width / 2, rate, f"{100 * rate:.0f}%", dx=0, dy=-5, anchor="middle")
+            plot.bar((start + 0.01, 0), (start + width - 0.01, 100 * rate), cls, tip)
+            plot.note(start + width / 2, 100 * rate, f"{100 * rate:.0f}", dx=0, dy=-5, anchor="middle")
     n = ", ".join(f"{name} {a.n} drafts" for name, _, a in sides)
     return Figure(
         f"acceptance-{domain}", f"Accepted by position: {domain}", plot.svg(), n + ".", [(c, m) for m, c, _ in sides]

@@ -38,6 +38,7 @@ def fidelity(quant: QuantFidelity, gates: list[GateVerdict]) -> list[Figure]:
                 "Perplexity by domain",
                 list(quant.perplexity_ratio.items()),
                 unit="perplexity of the quant / of the base",
+                digits=5,
                 origin=1.0,
                 bound=bounds.get("quant_perplexity_ratio"),
             )

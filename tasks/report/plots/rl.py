@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from tasks.report.plots.figure import Figure, interval
-from tasks.report.plots.svg import Linear, Log, Plot, Steps, number
+from tasks.report.plots.svg import SMALL, Linear, Log, Plot, Steps, number
 from tasks.report.summary import Comparison, Mismatch
 
 ENVIRONMENT_CLASSES = ("c2", "c3", "c4", "c5")
@@ -54,7 +54,10 @@ def _changes(held_out: dict[str, Comparison]) -> str:
 def mismatch(m: Mismatch) -> list[Figure]:
     """k3, the largest ratio and ESS by step, each as its distance from perfect agreement."""
     worst = m.worst
-    k3_bounds = [(m.warn_k3, "marks the step"), (m.stop_k3, "stops the run")]
+    k3_bounds = [
+        (m.warn_k3, f"marks the step: {number(m.warn_k3)}"),
+        (m.stop_k3, f"stops the run: {number(m.stop_k3)}"),
+    ]
     ratio_bounds = [(m.ratio_bound - 1, f"corrected above ratio {number(m.ratio_bound)}")] if m.ratio_bound else []
     return [
         _distance("mismatch-k3", "k3", "nats per token", [(s.step, s.k3) for s in m.steps], k3_bounds, worst["k3"]),
@@ -88,9 +91,10 @@ def _distance(key: str, name: str, unit: str, points: list, bounds: list, worst:
         Log(low / 3, max(high, low * 10)),
         x_label="optimizer step",
         y_label=unit,
+        width=SMALL,
     )
     for bound, label in bounds:
-        plot.bound(bound, f"{label} ({number(bound)})")
+        plot.bound(bound, label)
     plot.line(points, "c1")
     for x, y in points:
         plot.dot(x, y, "c1", f"step {x}: {number(y)}")

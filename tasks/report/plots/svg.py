@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from html import escape
 
 WIDTH, HEIGHT = 460, 270
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 16, 44
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 44
+SMALL = 320  # width of pictures that stand three in a row
 CHAR = 6.4  # widest usual advance of 12 px text
 
 
@@ -18,10 +19,14 @@ def number(value: float | None, digits: int = 3) -> str:
     size = math.floor(math.log10(abs(value)))
     if size < -3 or size > 5:
         mantissa, exponent = f"{value:.{max(0, digits - 2)}e}".split("e")
-        text = f"{mantissa}e{int(exponent)}"
+        text = f"{_plain(mantissa)}e{int(exponent)}"
     else:
-        text = f"{value:,.{max(0, digits - 1 - size)}f}"
+        text = _plain(f"{value:,.{max(0, digits - 1 - size)}f}")
     return text.replace("-", "−")
+
+
+def _plain(decimal: str) -> str:
+    return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
 
 
 class Linear:
@@ -52,8 +57,9 @@ class Steps(Linear):
     def __init__(self, first: int, last: int, names: dict[int, str] | None = None) -> None:
         super().__init__(first - 0.5, last + 0.5, exact=True)
         self.names = names or {}
-        stride = max(1, math.ceil((last - first + 1) / 8))
-        self.ticks = sorted({*range(first, last + 1, stride), *self.names})
+        if last - first < 8:
+            self.ticks = list(range(first, last + 1))
+        self.ticks = sorted({*self.ticks, *self.names})
 
     def label(self, tick: float) -> str:
         return self.names.get(int(tick)) or super().label(tick)
@@ -79,7 +85,7 @@ class Log:
 
 
 class Bands:
-    """One band a name, in order. Positions are (name, offset) with offset from -0.5 to 0.5 of the band."""
+    """One band a name, the first on top. Positions are (name, offset), offset from -0.5 (top) to 0.5 of the band."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
@@ -87,7 +93,7 @@ class Bands:
 
     def at(self, position: tuple[str, float]) -> float:
         name, offset = position
-        return (self.names.index(name) + 0.5 + offset) / len(self.names)
+        return 1 - (self.names.index(name) + 0.5 + offset) / len(self.names)
 
     def label(self, tick: tuple[str, float]) -> str:
         return tick[0]
@@ -96,23 +102,36 @@ class Bands:
 class Plot:
     """One chart: scales, axes with their labels, marks in data coordinates.
 
-    title: what the chart shows, for screen readers; left: pixels kept for the labels of the y axis.
+    title: what the chart shows, for screen readers. width, height, left (kept for the labels of the y axis): pixels.
     """
 
-    def __init__(self, title: str, x, y, *, x_label: str, y_label: str, height: int = HEIGHT, left: int = LEFT):
-        self.title, self.x, self.y, self.height, self.left = title, x, y, height, left
+    def __init__(
+        self,
+        title: str,
+        x,
+        y,
+        *,
+        x_label: str,
+        y_label: str,
+        width: int = WIDTH,
+        height: int = HEIGHT,
+        left: int = LEFT,
+    ) -> None:
+        self.title, self.x, self.y = title, x, y
+        self.width, self.height, self.left = width, height, left
+        self.top = TOP if y_label else 16
         self.marks: list[str] = []
         self._axes(x_label, y_label)
 
     def px(self, x) -> float:
-        return self.left + self.x.at(x) * (WIDTH - self.left - RIGHT)
+        return self.left + self.x.at(x) * (self.width - self.left - RIGHT)
 
     def py(self, y) -> float:
         bottom = self.height - BOTTOM
-        return bottom - self.y.at(y) * (bottom - TOP)
+        return bottom - self.y.at(y) * (bottom - self.top)
 
     def _axes(self, x_label: str, y_label: str) -> None:
-        right, bottom = WIDTH - RIGHT, self.height - BOTTOM
+        right, bottom = self.width - RIGHT, self.height - BOTTOM
         for tick in self.y.ticks:
             y = self.py(tick)
             if not isinstance(self.y, Bands):
@@ -121,7 +140,7 @@ class Plot:
         for tick in self.x.ticks:
             x = self.px(tick)
             if isinstance(self.y, Bands):
-                self.marks.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+                self.marks.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{self.top}" y2="{bottom}"/>')
             self.text(x, bottom + 17, self.x.label(tick), anchor="middle", cls="tick")
         if not isinstance(self.y, Bands):
             self.marks.append(f'<line class="axis" x1="{self.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
@@ -131,7 +150,7 @@ class Plot:
     def text(self, x: float, y: float, text: str, *, anchor: str = "start", cls: str = "") -> None:
         """Text at pixel (x, y), its anchor kept inside the picture."""
         half = len(text) * CHAR * {"start": 0, "middle": 0.5, "end": 1}[anchor]
-        x = min(max(x, half), WIDTH - len(text) * CHAR + half) if anchor != "end" else x
+        x = min(max(x, half), self.width - len(text) * CHAR + half) if anchor != "end" else x
         self.marks.append(f'<text class="{cls}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def line(self, points: Sequence[tuple], cls: str) -> None:
@@ -164,12 +183,16 @@ class Plot:
         """A dashed rule at `value` of the measured axis, named."""
         if isinstance(self.y, Bands):
             x = self.px(value)
-            self.marks.append(f'<line class="{cls}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}"/>')
-            self.text(x, TOP - 4, label, anchor="middle", cls="note")
+            self.marks.append(
+                f'<line class="{cls}" x1="{x:.1f}" x2="{x:.1f}" y1="{self.top}" y2="{self.height - BOTTOM}"/>'
+            )
+            self.text(x, self.top - 4, label, anchor="middle", cls="note")
         else:
             y = self.py(value)
-            self.marks.append(f'<line class="{cls}" x1="{self.left}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            self.text(WIDTH - RIGHT, y - 4, label, anchor="end", cls="note")
+            self.marks.append(
+                f'<line class="{cls}" x1="{self.left}" x2="{self.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            )
+            self.text(self.width - RIGHT, y - 4, label, anchor="end", cls="note")
 
     def note(self, x, y, text: str, *, dx: float = 8, dy: float = 4, anchor: str = "start", cls: str = "note") -> None:
         """A label beside a mark."""
@@ -178,7 +201,7 @@ class Plot:
     def svg(self) -> str:
         title = escape(self.title, quote=True)
         return (
-            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{title}">'
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{title}">'
             + "".join(self.marks)
             + "</svg>"
         )
