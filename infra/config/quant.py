@@ -10,6 +10,8 @@ from infra.config.base import Section
 class QuantizeConfig(Section):
     scheme: Literal["W8A8", "FP8_DYNAMIC", "W4A16"] = "W8A8"
     """Scheme by its compressed-tensors name."""
+    quantizer: Literal["compressed_tensors"] = "compressed_tensors"
+    """What makes the copy: `compressed_tensors` rounds to nearest, without data."""
     ignore: list[str] = ["lm_head"]
     """Modules left alone: names, or `re:` patterns."""
     group_size: int = Field(64, ge=1)

@@ -1,0 +1,111 @@
+"""Quantization schemes as data, and whether a model can be quantized by one and loaded on the hardware at hand."""
+
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from infra.config.quant import QuantizeConfig
+from infra.engine.pin import accelerated
+
+
+class SchemeError(ValueError):
+    """A scheme that this model or this hardware cannot use."""
+
+
+class Scheme(NamedTuple):
+    """name: its compressed-tensors preset. weight_bits: bits of one weight. grouped: weights have a scale per group of
+    `group_size` inputs, else per output channel. min_capability: oldest CUDA compute capability, times ten, whose
+    kernels load it in vLLM 0.32. cpu_needs: instruction set its CPU kernels need, None where any will do."""
+
+    name: str
+    weight_bits: int
+    grouped: bool
+    min_capability: int
+    cpu_needs: str | None
+
+
+SCHEMES = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("W8A8", weight_bits=8, grouped=False, min_capability=75, cpu_needs=None),
+        Scheme("FP8_DYNAMIC", weight_bits=8, grouped=False, min_capability=75, cpu_needs=None),
+        Scheme("W4A16", weight_bits=4, grouped=True, min_capability=75, cpu_needs="avx512f"),
+    )
+}
+
+
+class Device(NamedTuple):
+    """Where an engine will load the quant. capability: CUDA compute capability times ten, None on CPU; instructions:
+    the CPU's instruction sets."""
+
+    capability: int | None
+    instructions: frozenset[str]
+
+
+def local_device() -> Device:
+    """The device an engine of this machine uses: its first GPU where vLLM is installed for GPUs, else its CPU."""
+    if accelerated():
+        query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        first = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+        return Device(round(10 * float(first)), frozenset())
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    return Device(None, frozenset(flags.partition(":")[2].split()))
+
+
+def check(config: QuantizeConfig, model: Path, device: Device) -> Scheme:
+    """The scheme `config` names, once `model` (a folder) can be quantized by it and `device` can load the result.
+
+    Raises SchemeError saying what does not fit and what to change.
+    """
+    scheme = SCHEMES[config.scheme]
+    if device.capability is not None and device.capability < scheme.min_capability:
+        raise SchemeError(
+            f"quantize.scheme={scheme.name} needs CUDA compute capability {scheme.min_capability / 10}, this GPU has "
+            f"{device.capability / 10}: choose another scheme or GPU"
+        )
+    if device.capability is None and scheme.cpu_needs and scheme.cpu_needs not in device.instructions:
+        raise SchemeError(
+            f"quantize.scheme={scheme.name} needs a CPU with {scheme.cpu_needs} or a GPU, which this machine lacks: "
+            f"use quantize.scheme=W8A8"
+        )
+    linears = quantized_linears(model, config.ignore)
+    if scheme.grouped:
+        for name, inputs in linears.items():
+            if inputs % config.group_size:
+                raise SchemeError(
+                    f"quantize.group_size={config.group_size} does not divide the {inputs} inputs of {name}: "
+                    f"use {_largest_divisor(linears.values(), config.group_size)}"
+                )
+    return scheme
+
+
+def quantized_linears(model: Path, ignore: list[str]) -> dict[str, int]:
+    """Input width of every linear layer of the model in folder `model` that `ignore` leaves to be quantized, by name.
+
+    Raises SchemeError when an entry of `ignore` matches no linear layer, when all layers are ignored, or when the
+    output head is not although it shares its weights with the embedding.
+    """
+    import torch
+    from compressed_tensors.utils.match import match_name
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    linears = {n: m.in_features for n, m in skeleton.named_modules() if isinstance(m, torch.nn.Linear)}
+    for pattern in ignore:
+        if not any(match_name(name, pattern) for name in linears):
+            raise SchemeError(
+                f"quantize.ignore names {pattern!r}, which no linear layer of {model} matches: its layers are like "
+                f"{sorted(linears)[:3]}"
+            )
+    kept = {n: width for n, width in linears.items() if not any(match_name(n, pattern) for pattern in ignore)}
+    if not kept:
+        raise SchemeError(f"quantize.ignore={ignore} leaves no linear layer of {model} to quantize: shorten it")
+    head = next((n for n, m in skeleton.named_modules() if m is skeleton.get_output_embeddings()), None)
+    if head in kept and skeleton.config.tie_word_embeddings:
+        raise SchemeError(f"{head} of {model} shares its weights with the embedding: add it to quantize.ignore")
+    return kept
+
+
+def _largest_divisor(widths, limit: int) -> int:
+    return next(size for size in range(limit, 0, -1) if all(width % size == 0 for width in widths))

@@ -1,0 +1,91 @@
+import json
+
+import pytest
+
+from infra.config.quant import QuantizeConfig
+from infra.store.models import resolve
+from tasks.quant.data_free import quantize
+from tasks.quant.schemes import SCHEMES, Device, SchemeError, check, local_device, quantized_linears
+
+ANY_CPU = Device(None, frozenset({"avx2"}))
+
+
+@pytest.fixture(scope="module", params=["random:llama", "random:qwen3"])
+def model(request):
+    return resolve(request.param)
+
+
+def config(scheme="W8A8", **changes):
+    return QuantizeConfig(scheme=scheme, **changes)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_round_trip_stays_within_half_a_step(model, scheme, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    settings = config(scheme, group_size=32)
+    quantize(model, settings, tmp_path)
+    base, copy = load_file(model / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    for name in quantized_linears(model, settings.ignore):
+        weight, scale = base[f"{name}.weight"].double(), copy[f"{name}.weight_scale"].double()
+        levels = unpacked(copy[f"{name}.weight_packed"]) if scheme == "W4A16" else copy[f"{name}.weight"].double()
+        steps = weight.unflatten(-1, (scale.shape[1], -1)) / scale[..., None]
+        levels = levels.unflatten(-1, (scale.shape[1], -1))
+        if scheme == "FP8_DYNAMIC":  # e4m3: three bits of mantissa, so half a step is 1/16 of the value
+            assert torch.all((steps - levels).abs() <= steps.abs() / 16 + 2**-10 + 1e-5)
+            assert levels.abs().max() <= 448
+        else:
+            largest = (
+                127 if scheme == "W8A8" else 7
+            )  # the range is -128..127 (-8..7): the top is clipped by half a step
+            assert torch.all((steps.clamp(-largest - 1, largest) - levels).abs() <= 0.5 + 1e-4)
+    untouched = set(base) - {f"{name}.weight" for name in quantized_linears(model, settings.ignore)}
+    assert untouched and all(torch.equal(base[name], copy[name]) for name in untouched)
+
+
+def unpacked(packed):
+    import torch
+
+    values = torch.stack([(packed.to(torch.int64) >> (4 * i)) & 0xF for i in range(8)], -1).flatten(-2)
+    return (values - 8).double()
+
+
+def test_the_copy_is_a_model_folder_that_names_its_scheme(model, tmp_path):
+    quantize(model, config(), tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert described["quant_method"] == "compressed-tensors" and described["format"] == "int-quantized"
+    assert described["ignore"] == ["lm_head"]
+    assert (tmp_path / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert (tmp_path / "chat_template.jinja").exists()
+
+
+def test_hardware_that_cannot_load_a_scheme_is_named_before_work(model):
+    with pytest.raises(SchemeError, match="W4A16 needs a CPU with avx512f or a GPU"):
+        check(config("W4A16"), model, ANY_CPU)
+    with pytest.raises(SchemeError, match="needs CUDA compute capability 7.5, this GPU has 7.0"):
+        check(config("W8A8"), model, Device(70, frozenset()))
+    assert check(config("W8A8"), model, ANY_CPU).weight_bits == 8
+    assert check(config("W4A16", group_size=32), model, Device(90, frozenset())).grouped
+
+
+def test_a_group_size_that_does_not_divide_is_refused_with_one_that_does(model):
+    with pytest.raises(SchemeError, match=r"group_size=48 does not divide the 128 inputs of .*: use 32"):
+        check(config("W4A16", group_size=48), model, Device(90, frozenset()))
+
+
+def test_layers_that_do_not_exist_or_are_tied_cannot_be_chosen(model):
+    with pytest.raises(SchemeError, match="'lm_hed', which no linear layer"):
+        check(config(ignore=["lm_hed"]), model, ANY_CPU)
+    with pytest.raises(SchemeError, match="leaves no linear layer"):
+        check(config(ignore=["re:.*"]), model, ANY_CPU)
+    if json.loads((model / "config.json").read_text())["tie_word_embeddings"]:
+        with pytest.raises(SchemeError, match="shares its weights with the embedding"):
+            check(config(ignore=[]), model, ANY_CPU)
+    else:
+        assert "lm_head" in quantized_linears(model, [])
+
+
+def test_this_machine_has_a_device():
+    device = local_device()
+    assert (device.capability is None) == bool(device.instructions)
