@@ -142,7 +142,7 @@ def summary(**changes) -> LoopSummary:
         ratio_bound=2.0,
         scheme="W8A8",
         verdicts=gates(),
-        released=Released(target=True, quant=True, reasons=["drafter v1 left out: speculation_speedup 0.71 is not > 1"]),
+        released=Released(target=True, quant=True, reasons=["drafter v1 left out: speculation_speedup 0.71 <= 1"]),
         served=[Answer(question="What is the capital of France?", answer="The capital of France is Paris.")],
         addresses={"prefect": "http://127.0.0.1:4200/runs/flow-run/1", "mlflow": "http://127.0.0.1:5000/#/runs/1"},
     )  # fmt: skip

@@ -5,9 +5,9 @@ from html import escape
 from tasks.report.plots.figure import Figure
 from tasks.report.summary import Released, Versions
 
-BOX_W, BOX_H = 98, 46
+BOX_W, BOX_H = 98, 54
 COLUMNS = {"parent": 4, "target": 124, "drafter": 240, "quant": 240, "release": 356}
-HEIGHT = 168
+HEIGHT = 184
 MIDDLE = HEIGHT / 2 - BOX_H / 2
 ROWS = {"parent": MIDDLE, "target": MIDDLE, "drafter": 10, "quant": HEIGHT - BOX_H - 10, "release": MIDDLE}
 
