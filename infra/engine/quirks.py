@@ -1,0 +1,73 @@
+"""Faults of vLLM 0.32 that stay silent, mended in its own processes. One function each; `tests/engine` holds a test for
+each that fails once vLLM no longer needs it.
+"""
+
+
+def apply() -> None:
+    """Mend everything that this platform needs. May be called again."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        expand_sampling_parameters()
+        save_hidden_states_without_cuda()
+
+
+def expand_sampling_parameters() -> None:
+    """Speculative decoding at temperature > 0 divides logits by uninitialised memory on CPU: the C++ kernel writes the
+    expanded temperature, top_p and top_k into an int64 copy of the output that nobody reads."""
+    from vllm.utils import cpu_triton_utils
+
+    cpu_triton_utils._expand_kernel_impl = _expand
+
+
+def _expand(output, input, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None) -> None:
+    """output [tokens]: input [requests] repeated by each request's number of tokens, `replace_from` replaced."""
+    import torch
+
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = torch.where(input == replace_from, torch.full_like(input, replace_to), input)
+    output.copy_(values.repeat_interleave(counts.long()))
+
+
+def save_hidden_states_without_cuda() -> None:
+    """The hidden-states connector copies through pinned memory on a CUDA stream, which CPU builds do not have."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as connector
+
+    connector.ExampleHiddenStatesConnector._submit_async_write = _submit_write
+
+
+class _Copied:
+    """Stands for the CUDA event of a copy that has been made."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+def _submit_write(self, pending) -> None:
+    """Take a finished request's hidden states out of the KV cache and hand them to the writer threads."""
+    import fcntl
+    import os
+    from functools import partial
+
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import extract_from_kv_cache
+
+    if not self._is_tp_rank_zero:
+        return
+    blocks = torch.tensor(pending.block_ids, dtype=torch.long)
+    slots = (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()
+    states = extract_from_kv_cache(self._kv_cache, slots, pending.token_ids.shape[0])  # indexing copies
+    tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}
+    os.makedirs(os.path.dirname(pending.filename), exist_ok=True)
+    lock = self._lock_fds.pop(pending.req_id, None)
+    if lock is None and self.use_lock:
+        lock = os.open(pending.filename + ".lock", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    copied = _Copied()
+    future = self._executor.submit(self._write_tensors, tensors, copied, pending.filename, lock)
+    self._req_copy_events[pending.req_id] = copied
+    self._req_futures[pending.req_id] = future
+    future.add_done_callback(partial(self._on_write_done, pending.req_id))
