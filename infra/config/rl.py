@@ -14,21 +14,38 @@ class ReasoningGym(Section):
     """Generator, such as `chain_sum`."""
     params: dict[str, Any] = {}
     """The generator's own parameters."""
+    label: str = ""
+    """Name in tables and plots; empty takes the generator's."""
     weight: float = Field(1.0, gt=0)
     """Share of the prompts, relative to the other environments."""
+
+    @property
+    def title(self) -> str:
+        """Name in tables and plots."""
+        return self.label or self.name
+
+    @property
+    def scorer(self) -> str:
+        """What scores, for messages."""
+        return f"reasoning_gym:{self.name}"
 
 
 class JsonlEnvironment(Section):
     type: Literal["jsonl"] = "jsonl"
     """A JSONL file of `{"prompt": ..., "answer": ...}` and a scorer of your own."""
-    name: str = "jsonl"
+    label: str = "jsonl"
     """Name in tables and plots."""
     path: str
-    """The file."""
-    scorer: str
-    """`module:function`, called as function(answer: str, entry: dict) -> float in [0, 1]."""
+    """The file. `prompt` is a string or a list of chat messages; the whole line is given to the scorer."""
+    scorer: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`module:function`, called as function(answer: str, line: dict) -> float in [0, 1]."""
     weight: float = Field(1.0, gt=0)
     """Share of the prompts, relative to the other environments."""
+
+    @property
+    def title(self) -> str:
+        """Name in tables and plots."""
+        return self.label
 
 
 Environment = Annotated[ReasoningGym | JsonlEnvironment, Field(discriminator="type")]
@@ -52,12 +69,18 @@ class RLConfig(Section):
         min_length=1,
     )
     """Where prompts and scores come from."""
+    held_out_share: float = Field(0.2, gt=0, lt=1)
+    """Share of the questions, chosen by a hash of question and seed, that are never trained on."""
+    scorer_processes: int = Field(2, ge=1)
+    """Processes that score answers."""
+    scorer_timeout_s: float = Field(10.0, gt=0)
+    """Limit of one score, seconds; a scorer that takes longer costs its rollout."""
     system_prompt: str | None = None
     """System message before every prompt; none uses the chat template's own."""
     steps: int = Field(2, ge=0)
-    """Optimizer steps."""
+    """Steps: rollouts, an update, and new weights in the engines."""
     prompts_per_step: int = Field(4, ge=1)
-    """Groups of one optimizer step."""
+    """Groups of one step."""
     group_size: int = Field(8, ge=1)
     """Rollouts of one prompt."""
     max_new_tokens: int = Field(16, ge=1)
@@ -65,7 +88,7 @@ class RLConfig(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of rollouts."""
     max_staleness: int = Field(0, ge=0)
-    """Oldest policy, in optimizer steps behind the trainer, whose tokens may be trained on; 0 is synchronous."""
+    """Oldest policy, in steps behind the trainer, whose tokens may be trained on; 0 is synchronous."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """How rewards of a group become advantages."""
     correction: Literal["none", "tis", "tis_sequence", "icepop", "mis_sequence"] = "tis"
@@ -80,22 +103,27 @@ class RLConfig(Section):
     """Lower clip range of the ratio."""
     clip_high: float = Field(0.28, ge=0)
     """Upper clip range of the ratio."""
+    dual_clip: float = Field(3.0, gt=1)
+    """Bound of the ratio where the advantage is negative (grpo, dapo, dr_grpo)."""
+    updates_per_step: int = Field(1, ge=1)
+    """AdamW updates on the rollouts of one step. The ratio is one in the first, so clipping acts from the second on."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the k3 penalty towards the starting model."""
     lr: float = Field(1e-5, gt=0)
     """Peak learning rate of AdamW."""
     lr_warmup_steps: int = Field(0, ge=0)
-    """Linear warm-up, optimizer steps."""
+    """Linear warm-up, steps."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
     micro_batch_tokens: int = Field(2048, ge=16)
-    """Tokens, padding included, of one forward and backward pass."""
+    """Tokens of one forward and backward pass. The prompt of a group is counted once, padding does not occur."""
     transport: Literal["shm"] = "shm"
     """How weights reach the engines."""
     eval_prompts: int = Field(64, ge=1)
-    """Held-out prompts of each environment, scored before the first and after the last step (greedy)."""
+    """Held-out prompts of each environment, scored before the first and after the last step at temperature 0. An
+    environment with fewer distinct ones is scored on those."""
     checkpoint_every: int = Field(1, ge=1)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -111,4 +139,9 @@ class RLConfig(Section):
             raise ValueError("advantage=rloo needs group_size of 2 or more: it compares a rollout with the others")
         if self.correction_low > self.correction_high:
             raise ValueError("correction_low exceeds correction_high: swap them")
+        titles = [e.title for e in self.environments]
+        if len(set(titles)) != len(titles):
+            raise ValueError(f"two environments have the same name: {sorted(titles)}; give each its own label")
+        if self.mismatch.warn_k3 > self.mismatch.stop_k3:
+            raise ValueError("mismatch.warn_k3 exceeds mismatch.stop_k3: a step must be marked before it stops the run")
         return self
