@@ -43,7 +43,7 @@ def build(
     evidence: the table of `tasks/evaluate/evidence.py`.
     steps: one row an RL step: `step`, `reward_mean`.
     rollouts: see `tasks/report/rollouts.py`.
-    drafter_curve: `step`, `loss` (nats) and, where it was measured, `held_out_loss`.
+    drafter_curve: `step`, `loss` (nats, NaN before training) and, where it was measured, `held_out_acceptance`.
     """
     from jinja2 import Environment, FileSystemLoader
 
@@ -104,7 +104,7 @@ def sections(
         rows = [(task or "all", c.before, c.after) for task, c in s.tasks.items()]
         unit = "share of the questions answered right"
         training.append(compare.changes("tasks", "General questions, parent and new target", rows, unit=unit, origin=0))
-    drafting = [] if drafter_curve is None or drafter_curve.empty else [drafter.curve(drafter_curve)]
+    drafting = [] if drafter_curve is None else drafter.curve(drafter_curve)
     by_position = []
     if s.acceptance.after or s.acceptance.before:
         drafting.append(drafter.lengths(s.acceptance))

@@ -108,7 +108,13 @@ def acceptance(evidence: pd.DataFrame, *, prefix: str = "", suffix: str = "") ->
     while found := estimates(evidence, f"{prefix}acceptance_rate_position_{len(rates) + 1}{suffix}"):
         rates.append(found)
     return {
-        domain: Acceptance(length=length.value, by_position=[r[domain].value for r in rates if domain in r], n=length.n)
+        domain: Acceptance(
+            length=length.value,
+            low=length.low,
+            high=length.high,
+            by_position=[r[domain].value for r in rates if domain in r],
+            n=length.n,
+        )
         for domain, length in lengths.items()
     }
 

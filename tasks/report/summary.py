@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, computed_field, model_validator
 
+from infra.config.release import Part
+
 SPAN_KINDS = ("engine_start", "engine", "trainer", "sync", "quantize")
 
 
@@ -69,6 +71,10 @@ class Estimate(Record):
 class Acceptance(Record):
     length: Number
     """Mean tokens per target pass, bonus token included."""
+    low: Number = None
+    """Lower end of its 95% interval."""
+    high: Number = None
+    """Upper end of its 95% interval."""
     by_position: list[float] = []
     """Accepted at position i / drafts, first position first."""
     n: int
@@ -138,12 +144,15 @@ class QuantFidelity(Record):
 
 
 class GateVerdict(Record):
+    """One verdict of `tasks/release/gates.py`, which explains its fields."""
+
     name: str
-    part: Literal["target", "drafter", "quant", "safety"]
+    part: Part
     figure: str
     domain: str = ""
+    subject: str = ""
+    concurrency: int = 0
     side: Literal["value", "low", "high"] = "value"
-    """What was compared with the bound."""
     value: Number = None
     low: Number = None
     high: Number = None
@@ -152,8 +161,9 @@ class GateVerdict(Record):
     n: int = 0
     unit: str = ""
     verdict: Literal["pass", "fail", "undecided"]
+    counts: bool = False
+    needed_n: int | None = None
     reason: str = ""
-    """Why, in one line, when it did not pass."""
 
 
 class Released(Record):
@@ -162,6 +172,8 @@ class Released(Record):
     quant: bool = False
     reasons: list[str] = []
     """Why a part was left out, or the release refused, with the figure that decided."""
+    warnings: list[str] = []
+    """Gates that could not decide and let it pass."""
 
 
 class Answer(Record):

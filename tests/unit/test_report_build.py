@@ -57,8 +57,8 @@ def test_every_measured_thing_has_its_picture(full):
     found = figures((full / "index.html").read_text())
     assert found == [
         "lineage", "time", "reward", "lengths", "tasks", "mismatch-k3", "mismatch-ratio", "mismatch-ess",
-        "drafter-training", "acceptance-length", "acceptance-chat", "acceptance-code", "acceptance-maths",
-        "quant-kl", "quant-flips", "quant-perplexity", "quant-tasks",
+        "drafter-loss", "drafter-held-out", "acceptance-length", "acceptance-chat", "acceptance-code",
+        "acceptance-maths", "quant-kl", "quant-flips", "quant-perplexity", "quant-tasks",
     ]  # fmt: skip
 
 

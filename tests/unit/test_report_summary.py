@@ -11,7 +11,7 @@ from tasks.report.headline import duration, headline, tiles
 from tasks.report.plots.svg import Bands, Linear, Log, number
 from tasks.report.plots.time import seconds_by_kind
 from tasks.report.rollouts import SHOWN, groups, weights
-from tasks.report.summary import MismatchStep, Phase, Released
+from tasks.report.summary import GateVerdict, MismatchStep, Phase, Released
 
 
 def test_acceptance_is_split_into_before_after_and_on_the_quant():
@@ -63,11 +63,22 @@ def test_headline_names_what_was_released():
     assert headline(sample.summary(verdict="refused")) == "smol v2 ← v1: release refused"
 
 
-def test_overall_acceptance_weighs_domains_by_drafts():
-    (tile,) = [t for t in tiles(sample.summary()) if t["name"] == "acceptance length"]
-    after = sample.summary().acceptance.after.values()
+def test_overall_acceptance_is_the_measured_one_or_weighs_domains_by_drafts():
+    s = sample.summary()
+    assert ("acceptance length", "1.02 → 1.73") in [(t["name"], t["value"]) for t in tiles(s)]
+    del s.acceptance.after["all"]
+    (tile,) = [t for t in tiles(s) if t["name"] == "acceptance length"]
+    after = s.acceptance.after.values()
     mean = sum(a.length * a.n for a in after) / sum(a.n for a in after)
     assert tile["value"].endswith(number(mean))
+
+
+def test_gate_verdicts_are_taken_as_the_release_room_gives_them():
+    from tasks.release.gates import Verdict
+
+    given = Verdict(name="g", part="safety", figure="f", comparison="==", bound=0.0, verdict="fail", counts=True)
+    (taken,) = sample.summary(verdicts=[GateVerdict.model_validate(given.model_dump())]).gates
+    assert taken.model_dump() == given.model_dump()
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,26 @@ from tasks.report.plots.svg import SMALL, Linear, Plot, Steps, number
 from tasks.report.summary import Acceptance, AcceptanceChange, Estimate
 
 
-def curve(steps: pd.DataFrame) -> Figure:
-    """Loss by optimizer step, with the held-out loss where it was measured."""
-    series = [(c, cls) for c, cls in (("loss", "c1"), ("held_out_loss", "c2")) if c in steps]
-    known = {c: steps[["step", c]].dropna() for c, _ in series}
-    top = max(frame[c].max() for c, frame in known.items())
-    x = Steps(int(steps["step"].min()), int(steps["step"].max()))
-    plot = Plot("Drafter training", x, Linear(0, float(top)), x_label="optimizer step", y_label="loss, nats")
-    names = {"loss": "training", "held_out_loss": "held out"}
-    for column, cls in series:
-        points = [(s, float(v)) for s, v in known[column].itertuples(index=False)]
-        plot.line(points, cls)
+def curve(steps: pd.DataFrame) -> list[Figure]:
+    """Loss by optimizer step, and the acceptance length estimated on held-out answers where it was measured."""
+    figures = []
+    for column, key, name, unit, floor in (
+        ("loss", "drafter-loss", "Drafter training: loss", "loss over all steps of training-time test, nats", 0.0),
+        ("held_out_acceptance", "drafter-held-out", "Held-out acceptance length", "tokens per pass, estimated", 1.0),
+    ):
+        known = steps[["step", column]].dropna() if column in steps else steps.head(0)
+        if known.empty:
+            continue
+        points = [(int(s), float(v)) for s, v in known.itertuples(index=False)]
+        x = Steps(points[0][0], points[-1][0])
+        y = Linear(floor, max(max(v for _, v in points), floor + 0.1))
+        plot = Plot(name, x, y, x_label="optimizer step", y_label=unit)
+        plot.line(points, "c1")
         for step, value in points if len(points) <= 20 else []:
-            plot.dot(step, value, cls, f"step {step}: {names[column]} loss {number(value)}", radius=3)
-    first, last = float(known["loss"]["loss"].iloc[0]), float(known["loss"]["loss"].iloc[-1])
-    title = f"Drafter training: loss {number(first)} → {number(last)}"
-    return Figure("drafter-training", title, plot.svg(), "", [(cls, names[c]) for c, cls in series])
+            plot.dot(step, value, "c1", f"step {step}: {number(value)}")
+        title = f"{name} {number(points[0][1])} → {number(points[-1][1])}"
+        figures.append(Figure(key, title, plot.svg()))
+    return figures
 
 
 def lengths(acceptance: AcceptanceChange) -> Figure:
@@ -47,7 +51,8 @@ def positions(acceptance: AcceptanceChange) -> list[Figure]:
     shown = [a for side in (acceptance.before, acceptance.after, acceptance.on_quant) for a in side.values()]
     top = max((rate for a in shown for rate in a.by_position), default=0.0)
     figures = []
-    for domain in dict.fromkeys([*acceptance.after, *acceptance.before]):
+    domains = dict.fromkeys([*acceptance.after, *acceptance.before])
+    for domain in [d for d in domains if d != "all"] or domains:
         sides = [
             ("before", "c0", acceptance.before.get(domain)),
             ("after", "c1", acceptance.after.get(domain)),
@@ -78,4 +83,4 @@ def _by_position(domain: str, sides: list[tuple[str, str, Acceptance]], top: flo
 
 
 def _length(acceptance: Acceptance | None) -> Estimate | None:
-    return acceptance and Estimate(value=acceptance.length, n=acceptance.n)
+    return acceptance and Estimate(value=acceptance.length, low=acceptance.low, high=acceptance.high, n=acceptance.n)
