@@ -13,23 +13,27 @@ class SchemeError(ValueError):
 
 
 class Scheme(NamedTuple):
-    """name: its compressed-tensors preset. weight_bits: bits of one weight. grouped: weights have a scale per group of
-    `group_size` inputs, else per output channel. min_capability: oldest CUDA compute capability, times ten, whose
-    kernels load it in vLLM 0.32. cpu_needs: instruction set its CPU kernels need, None where any will do."""
+    """name: its compressed-tensors preset. grouped: weights have a scale per group of `group_size` inputs, else per
+    output channel. min_capability: oldest CUDA compute capability, times ten, whose kernels run it in vLLM 0.32.
+    cpu_needs: instruction set that its CPU kernels need, None where any will do. cpu_dtypes: activation types of its
+    CPU kernels."""
 
     name: str
-    weight_bits: int
     grouped: bool
     min_capability: int
     cpu_needs: str | None
+    cpu_dtypes: tuple[str, ...]
+
+
+HALF = ("bfloat16", "float16")
 
 
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme("W8A8", weight_bits=8, grouped=False, min_capability=75, cpu_needs=None),
-        Scheme("FP8_DYNAMIC", weight_bits=8, grouped=False, min_capability=75, cpu_needs=None),
-        Scheme("W4A16", weight_bits=4, grouped=True, min_capability=75, cpu_needs="avx512f"),
+        Scheme("W8A8", grouped=False, min_capability=75, cpu_needs=None, cpu_dtypes=("float32", *HALF)),
+        Scheme("FP8_DYNAMIC", grouped=False, min_capability=75, cpu_needs=None, cpu_dtypes=("float32", *HALF)),
+        Scheme("W4A16", grouped=True, min_capability=75, cpu_needs="avx512f", cpu_dtypes=HALF),
     )
 }
 
@@ -52,8 +56,9 @@ def local_device() -> Device:
     return Device(None, frozenset(flags.partition(":")[2].split()))
 
 
-def check(config: QuantizeConfig, model: Path, device: Device) -> Scheme:
-    """The scheme `config` names, once `model` (a folder) can be quantized by it and `device` can load the result.
+def check(config: QuantizeConfig, model: Path, device: Device, dtype: str) -> Scheme:
+    """The scheme `config` names, once `model` (a folder) can be quantized by it and an engine on `device` with
+    activations of `dtype` can load the result.
 
     Raises SchemeError saying what does not fit and what to change.
     """
@@ -67,6 +72,11 @@ def check(config: QuantizeConfig, model: Path, device: Device) -> Scheme:
         raise SchemeError(
             f"quantize.scheme={scheme.name} needs a CPU with {scheme.cpu_needs} or a GPU, which this machine lacks: "
             f"use quantize.scheme=W8A8"
+        )
+    dtypes = scheme.cpu_dtypes if device.capability is None else HALF
+    if dtype not in dtypes:
+        raise SchemeError(
+            f"quantize.scheme={scheme.name} has no kernels here for engine.dtype={dtype}: use {' or '.join(dtypes)}"
         )
     linears = quantized_linears(model, config.ignore)
     if scheme.grouped:

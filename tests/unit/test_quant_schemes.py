@@ -8,6 +8,7 @@ from tasks.quant.data_free import quantize
 from tasks.quant.schemes import SCHEMES, Device, SchemeError, check, local_device, quantized_linears
 
 ANY_CPU = Device(None, frozenset({"avx2"}))
+H200 = Device(90, frozenset())
 
 
 @pytest.fixture(scope="module", params=["random:llama", "random:qwen3"])
@@ -62,26 +63,35 @@ def test_the_copy_is_a_model_folder_that_names_its_scheme(model, tmp_path):
 
 def test_hardware_that_cannot_load_a_scheme_is_named_before_work(model):
     with pytest.raises(SchemeError, match="W4A16 needs a CPU with avx512f or a GPU"):
-        check(config("W4A16"), model, ANY_CPU)
+        check(config("W4A16"), model, ANY_CPU, "bfloat16")
     with pytest.raises(SchemeError, match="needs CUDA compute capability 7.5, this GPU has 7.0"):
-        check(config("W8A8"), model, Device(70, frozenset()))
-    assert check(config("W8A8"), model, ANY_CPU).weight_bits == 8
-    assert check(config("W4A16", group_size=32), model, Device(90, frozenset())).grouped
+        check(config("W8A8"), model, Device(70, frozenset()), "bfloat16")
+    assert check(config("W8A8"), model, ANY_CPU, "float32").name == "W8A8"
+    assert check(config("W4A16", group_size=32), model, H200, "bfloat16").grouped
+
+
+def test_types_without_kernels_are_named_before_work(model):
+    with pytest.raises(
+        SchemeError, match="W4A16 has no kernels here for engine.dtype=float32: use bfloat16 or float16"
+    ):
+        check(config("W4A16"), model, Device(None, frozenset({"avx512f"})), "float32")
+    with pytest.raises(SchemeError, match="W8A8 has no kernels here for engine.dtype=float32"):
+        check(config("W8A8"), model, H200, "float32")
 
 
 def test_a_group_size_that_does_not_divide_is_refused_with_one_that_does(model):
     with pytest.raises(SchemeError, match=r"group_size=48 does not divide the 128 inputs of .*: use 32"):
-        check(config("W4A16", group_size=48), model, Device(90, frozenset()))
+        check(config("W4A16", group_size=48), model, H200, "bfloat16")
 
 
 def test_layers_that_do_not_exist_or_are_tied_cannot_be_chosen(model):
     with pytest.raises(SchemeError, match="'lm_hed', which no linear layer"):
-        check(config(ignore=["lm_hed"]), model, ANY_CPU)
+        check(config(ignore=["lm_hed"]), model, ANY_CPU, "float32")
     with pytest.raises(SchemeError, match="leaves no linear layer"):
-        check(config(ignore=["re:.*"]), model, ANY_CPU)
+        check(config(ignore=["re:.*"]), model, ANY_CPU, "float32")
     if json.loads((model / "config.json").read_text())["tie_word_embeddings"]:
         with pytest.raises(SchemeError, match="shares its weights with the embedding"):
-            check(config(ignore=[]), model, ANY_CPU)
+            check(config(ignore=[]), model, ANY_CPU, "float32")
     else:
         assert "lm_head" in quantized_linears(model, [])
 

@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from tasks.evaluate.benchmarks import NAMES, benchmark
+from tasks.evaluate.benchmarks.base import Question
+from tasks.evaluate.benchmarks.humaneval import program
+from tasks.evaluate.questions import digest, load
+from tasks.evaluate.sandbox import passes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_questions_are_well_formed_and_the_expected_choice_scores(name):
+    found = benchmark(name).questions()
+    assert len(found) >= 100 and len({q.id for q in found}) == len(found)
+    for question in found:
+        assert question.task == name and question.prompt
+        if question.choices:
+            assert question.choices.count(question.expected) == 1
+            assert [benchmark(name).judge(question, choice) for choice in question.choices].count(1.0) == 1
+
+
+def test_a_seed_fixes_the_questions_and_their_digest():
+    names = ["hellaswag", "needle"]
+    assert load(names, 20, seed=1) == load(names, 20, seed=1)
+    assert digest(load(names, 20, seed=1)) != digest(load(names, 20, seed=2))
+    assert [q.task for q in load(names, 3, seed=0)] == ["hellaswag"] * 3 + ["needle"] * 3
+    assert len(load(["gsm8k"], 1000, seed=0)) == 100
+
+
+def test_an_unknown_benchmark_is_refused_with_those_that_exist():
+    with pytest.raises(ValueError, match="no benchmark 'gsm9k': use gsm8k, hellaswag"):
+        load(["gsm9k"], 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    "text, score",
+    [("5 * 6 = 30. The answer is 1,230.", 1), ("so 1230.0 in all", 1), ("The answer is 1230 or 7", 0), ("none", 0)],
+)
+def test_gsm8k_reads_the_last_number(text, score):
+    assert benchmark("gsm8k").judge(Question(id="x", task="gsm8k", prompt="?", expected="1230"), text) == score
+
+
+@pytest.mark.parametrize("text, score", [("Tayo.", 1), ("It is Tayo", 1), ("Tayo and Hubert", 0), ("Ayan", 0), ("", 0)])
+def test_needle_wants_one_name(text, score):
+    prompt = "Tayo accepts the color red. Ayan bears rugby. Hubert values pandas. \nWho accepts the color red? Name?"
+    assert benchmark("needle").judge(Question(id="x", task="needle", prompt=prompt, expected="Tayo"), text) == score
+
+
+def test_humaneval_runs_the_tests_on_whole_functions_and_on_bodies():
+    problem = {
+        "prompt": 'from typing import List\n\ndef total(xs: List[int]) -> int:\n    """Sum."""\n',
+        "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n",
+        "entry_point": "total",
+    }
+    question = Question(id="x", task="humaneval", prompt="?", expected=json.dumps(problem))
+    judge = benchmark("humaneval").judge
+    assert judge(question, "Sure:\n```python\ndef total(xs: List[int]) -> int:\n    return sum(xs)\n```\nDone.") == 1
+    assert judge(question, "    return sum(xs)\n") == 1
+    assert judge(question, "```python\ndef total(xs):\n    return max(xs)\n```") == 0
+    assert "from typing import List" in program(problem, "def total(xs): ...")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise SystemExit(0)",
+        "import os; os._exit(0)",
+        "while True: pass",
+        "x = bytearray(2 << 30)",
+        "open('f', 'wb').write(bytes(2 << 20))",
+        "import os; assert 'HOME' in os.environ",
+        "this is not python",
+    ],
+)
+def test_the_sandbox_fails_what_errs_or_exceeds_its_limits(source):
+    assert not passes(source)
+
+
+def test_the_sandbox_passes_what_reaches_its_end_and_keeps_nothing(tmp_path):
+    assert passes("print('x'); open('here', 'w').write('y')")
+    assert not (tmp_path / "here").exists()
