@@ -3,8 +3,9 @@
 import contextlib
 import json
 import math
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import aiohttp
 
@@ -72,6 +73,35 @@ class EngineClient:
             return _from_tokens_api(prompt_ids, answer)
         body = {"model": self.handle.model, "prompt": prompt_ids, "return_token_ids": True} | sampling
         return _from_completions_api(prompt_ids, await self._post("/v1/completions", body))
+
+    async def stream(
+        self,
+        prompt_ids: list[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        ignore_eos: bool = False,
+    ) -> AsyncIterator[list[int]]:
+        """Continue `prompt_ids` as `generate` does; yields the tokens of each of the engine's steps when they arrive."""
+        body = {"model": self.handle.model, "prompt": prompt_ids, "return_token_ids": True, "stream": True}
+        body |= {"max_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+        body |= {"seed": seed, "ignore_eos": ignore_eos}
+        with _telling_where(self.handle.url):
+            async with self._session.post("/v1/completions", json=body) as response:
+                if response.status != 200:
+                    _refuse(self.handle.url, "/v1/completions", response.status, await response.read())
+                async for line in response.content:
+                    event = line.removeprefix(b"data:").strip()
+                    if not event or event == b"[DONE]":
+                        continue
+                    chunk = json.loads(event)
+                    if "error" in chunk:  # the engine failed after it had answered 200
+                        _refuse(self.handle.url, "/v1/completions", chunk["error"].get("code"), event)
+                    if tokens := chunk["choices"][0]["token_ids"]:
+                        yield tokens
 
     async def score(self, token_ids: list[int], top_k: int) -> list[ScoredToken]:
         """Log-probs of a text's own tokens, from the second on (the first has none), and the `top_k` most likely
@@ -201,7 +231,7 @@ class EngineClient:
             async with self._session.request(method, path, json=body) as response:
                 text = await response.read()
         if response.status != 200:
-            raise EngineError(f"{self.handle.url}{path.split('?')[0]} answered {response.status}: {_reason(text)}")
+            _refuse(self.handle.url, path.split("?")[0], response.status, text)
         return text
 
 
@@ -217,6 +247,10 @@ def _telling_where(url: str):
         raise EngineError(
             f"the engine at {url} gave no answer in time: it is overloaded or stuck, see its log"
         ) from error
+
+
+def _refuse(url: str, path: str, status: int, text: bytes) -> NoReturn:
+    raise EngineError(f"{url}{path} answered {status}: {_reason(text)}")
 
 
 def _reason(text: bytes) -> str:
