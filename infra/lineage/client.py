@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,8 +14,9 @@ EXPERIMENT = "lockstep"
 _SQLITE_WAIT_S = 60  # how long a writer waits for another one
 
 
+@cache
 def connect(uri: str):
-    """An MlflowClient for `uri` (`sqlite:///FILE` or `http(s)://...`).
+    """An MlflowClient for `uri` (`sqlite:///FILE` or `http(s)://...`), one for each in this process.
 
     Raises LineageError when a server does not answer.
     """

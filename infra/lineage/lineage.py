@@ -86,7 +86,8 @@ class Lineage:
     ) -> Iterator[Run]:
         """The MLflow run of this phase of the run `run_key`: a new one, or the one an interrupted attempt opened.
 
-        parent: the run, or its id, that this one is shown below. model: the target's name, kept as tag `model`.
+        parent: the run, or its id, that this one is shown below; by default the first phase that this run opened.
+        model: the target's name, kept as tag `model`.
         """
         parent_id = parent.id if isinstance(parent, Run) else parent
         all_tags = dict(tags or {}) | ({"model": model} if model else {})
@@ -133,8 +134,13 @@ class Lineage:
         """Add an evidence table to `version`; attaching it again changes nothing."""
         key, value = evidence_tag(evidence)
         if key not in version.tags:
-            self.client.set_model_version_tag(version.model, version.version, key, value)
+            self.tag(version, {key: value})
         return self.get(version.label)
+
+    def tag(self, version: Version, tags: Mapping[str, str]) -> None:
+        """Set further tags of `version`."""
+        for key, value in tags.items():
+            self.client.set_model_version_tag(version.model, str(version.version), key, value)
 
     def get(self, label: str) -> Version:
         """The version `MODEL/NUMBER`. Raises LineageError when there is none."""
@@ -188,7 +194,7 @@ class Lineage:
         """Write the links of the versions that `version` names back to it; those that exist stay as they are."""
         for label in [*version.parts.values(), *([version.parent] if version.parent else [])]:
             model, number = split_label(label)
-            self.client.set_model_version_tag(model, number, LINK + version.label, version.artifact.digest)
+            self.client.set_model_version_tag(model, str(number), LINK + version.label, version.artifact.digest)
 
     def _register(
         self,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 RUN = "lockstep.run"
 PHASE = "lockstep.phase"
+PARENT = "mlflow.parentRunId"
 BATCH = 1000  # MLflow's limit of metrics in one call
 
 
@@ -64,14 +65,16 @@ class Run:
 def open_run(
     client, uri: str, experiment: str, run_key: str, phase: str, parent: str | None, tags: Mapping[str, str]
 ) -> Iterator[Run]:
-    """The MLflow run of (`run_key`, `phase`), new or reopened, which ends as the block does."""
-    wanted = {RUN: run_key, PHASE: phase, **tags} | ({"mlflow.parentRunId": parent} if parent else {})
-    found = client.search_runs(
-        [experiment],
-        f"tags.`{RUN}` = '{_quoted(run_key)}' AND tags.`{PHASE}` = '{_quoted(phase)}'",
-        max_results=1,
-        order_by=["attributes.start_time ASC"],
-    )
+    """The MLflow run of (`run_key`, `phase`), new or reopened, which ends as the block does.
+
+    parent: id of the run it is shown below; by default the oldest run of another phase of `run_key` that has none.
+    """
+    same = client.search_runs([experiment], f"tags.`{RUN}` = '{_quoted(run_key)}'", order_by=["start_time ASC"])
+    found = [run for run in same if run.data.tags.get(PHASE) == phase]
+    tops = [run for run in same if PARENT not in run.data.tags and run.data.tags.get(PHASE) != phase]
+    if parent is None and tops and not (found and PARENT not in found[0].data.tags):
+        parent = tops[0].info.run_id
+    wanted = {RUN: run_key, PHASE: phase, **tags} | ({PARENT: parent} if parent else {})
     if found:
         run = Run(client, uri, experiment, found[0].info.run_id)
         client.update_run(run.id, status="RUNNING")

@@ -1,0 +1,107 @@
+"""Release: gather the evidence, judge it, serve what may be released, and make it the champion."""
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from flows.outcome import Outcome
+from infra.config.flows import ReleaseFlowConfig
+from infra.lineage.lineage import Lineage
+from infra.services.progress import report
+from infra.services.runs import Refused, RunKey, claim, keep_outcome
+from infra.store.refs import ArtifactRef
+from tasks.release.decision import Decision
+from tasks.release.gates import Verdict
+from tasks.release.serve import Answer
+from tasks.release.steps import (
+    choose_candidate,
+    gather_evidence,
+    judge_by_gates,
+    keep_record,
+    refuse,
+    register,
+    serve_release,
+)
+from tasks.release.text import markdown, rows
+
+
+class ReleaseOutcome(Outcome):
+    """What a release came to. release, drafter, quant: labels, null where there is none.
+
+    record: artifact with evidence, judgement and answers.
+    """
+
+    release: str | None
+    target: str
+    drafter: str | None
+    quant: str | None
+    refused: bool
+    decision: Decision
+    verdicts: list[Verdict]
+    served: list[Answer]
+    record: ArtifactRef
+
+
+@flow(name="release")
+def release(
+    config: ReleaseFlowConfig,
+    run: RunKey | None = None,
+    parent_run: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    quant: str | None = None,
+) -> ReleaseOutcome:
+    """Release a target with its drafter and quant as far as the gates let them, or refuse it.
+
+    target, drafter, quant: labels such as `smol/2`, in place of what `config.release` names.
+    run, parent_run: the run that this is a phase of, and its MLflow run. Without them a refusal raises Refused.
+    """
+    name = config.target.name
+    with claim("release", config, run) as key, Lineage().run(key, "release", parent_run, model=name) as mlflow_run:
+        candidate = choose_candidate(name, config.release, target, drafter, quant, key)
+        report(f"releasing {', '.join(v.label for v in candidate.versions)}")
+        evidence = gather_evidence(candidate, key)
+        judgement = judge_by_gates(candidate, evidence, config.release)
+        decision = judgement.decision
+        released = candidate.kept(drafter=decision.drafter, quant=decision.quant)
+
+        served = serve_release(released, config.engine, config.release, key) if decision.target else None
+        record = keep_record(candidate, evidence, judgement, served)
+        if served:
+            version = register(released, judgement, record, config, mlflow_run.id)
+            title = f"Released {version.label}: {', '.join(v.label for v in released.versions)}"
+        else:
+            version = None
+            refuse(candidate, judgement, record)
+            title = f"Refused {candidate.target.label}"
+
+        outcome = ReleaseOutcome(
+            run=key,
+            mlflow_run_id=mlflow_run.id,
+            spans=served.spans if served else {},
+            evidence=evidence,
+            release=version and version.label,
+            target=candidate.target.label,
+            drafter=released.drafter and released.drafter.label,
+            quant=released.quant and released.quant.label,
+            refused=not decision.target,
+            decision=decision,
+            verdicts=judgement.verdicts,
+            served=served.answers if served else [],
+            record=record,
+        )
+        tell(title, outcome)
+        mlflow_run.set_tags(
+            {f"{v.kind}_version": v.label for v in [*candidate.versions, *([version] if version else [])]}
+        )
+        if run is None:
+            keep_outcome(key, outcome)
+            if outcome.refused:
+                raise Refused(decision.refusal)
+        return outcome
+
+
+def tell(title: str, outcome: ReleaseOutcome) -> None:
+    """Show the verdicts and answers on the run's page in Prefect."""
+    page = markdown(title, outcome.decision, outcome.verdicts, outcome.served)
+    create_table_artifact(key="gates", table=rows(outcome.verdicts), description=title)
+    create_markdown_artifact(key="release", markdown=page)

@@ -1,0 +1,117 @@
+"""What is to be released, and the evidence there is about it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.config.release import Part
+from infra.engine.pin import engine_pin, hardware
+from infra.lineage.check import check
+from infra.lineage.lineage import Lineage
+from infra.lineage.versions import Kind, LineageError, Version, registered_model
+from infra.store.base import Store
+from tasks.evaluate import evidence
+
+PRODUCER = "lockstep release"
+TABLE = "evidence.parquet"
+MadeFor = Callable[[Version], list[Version]]
+MAKES = {"drafter": "drafter", "quant": "quantize"}  # the flow that makes it
+
+
+class Candidate(BaseModel):
+    """The triple that asks to be released."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: Version
+    drafter: Version | None
+    quant: Version | None
+
+    @property
+    def versions(self) -> list[Version]:
+        """Its parts, the target first."""
+        return [v for v in (self.target, self.drafter, self.quant) if v is not None]
+
+    def kept(self, *, drafter: bool, quant: bool) -> "Candidate":
+        """The same target with only those of its parts."""
+        return Candidate(
+            target=self.target, drafter=self.drafter if drafter else None, quant=self.quant if quant else None
+        )
+
+    @property
+    def subjects(self) -> dict[Part, str]:
+        """The evidence table's name of each part. What concerns safety is measured on the triple as a whole."""
+        return {v.kind: v.subject for v in self.versions} | {"safety": f"release of {self.target.subject}"}
+
+
+def choose(lineage: Lineage, name: str, target: str, drafter: str, quant: str) -> Candidate:
+    """The versions of target `name` that are meant, each as in the fields of `ReleaseConfig`, or a label (`smol/2`).
+
+    Raises LineageError when one does not exist, or a drafter or quant was made for another target version.
+    """
+    chosen = lineage.resolve(name, _number(name, "target", target))
+    if chosen is None:
+        raise LineageError(
+            f"release.target={target}: {name} has no such version in MLflow at {lineage.uri}; "
+            f"`lockstep lineage` lists what there is"
+        )
+    return Candidate(
+        target=chosen,
+        drafter=_part(lineage, chosen, "drafter", drafter, lineage.drafters),
+        quant=_part(lineage, chosen, "quant", quant, lineage.quants),
+    )
+
+
+def gather(lineage: Lineage, store: Store, candidate: Candidate, folder: Path) -> None:
+    """Write all evidence about the candidate's parts, and whether its lineage is whole, to `folder`/evidence.parquet.
+
+    Rows of a later measurement follow those of an earlier one.
+    """
+    measured = [evidence.read(store.open(ref) / TABLE) for v in candidate.versions for ref in v.evidence]
+    labels = {v.label for v in candidate.versions}
+    problems = check(lineage, store, candidate.target.name, only=labels)
+    rows = [
+        evidence.row(
+            "lineage_problems",
+            len(problems),
+            n=len(labels),
+            unit="problems",
+            subject=candidate.subjects["safety"],
+        )
+    ]
+    if candidate.target.parent:
+        champion = lineage.resolve(candidate.target.name, "champion")
+        against = champion is None or champion.label in (candidate.target.parent, candidate.target.label)
+        rows.append(
+            evidence.row("parent_is_champion", float(against), n=1, unit="1 or 0", subject=candidate.subjects["target"])
+        )
+    own = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=PRODUCER)
+    evidence.write(evidence.concat([*measured, own]), folder / TABLE)
+
+
+def _part(lineage: Lineage, target: Version, kind: Kind, which: str, made_for: MadeFor) -> Version | None:
+    if which == "none":
+        return None
+    if which == "latest":
+        return next(iter(made_for(target)), None)
+    model = registered_model(target.name, kind)
+    version = lineage.resolve(model, _number(model, kind, which))
+    if version is None:
+        raise LineageError(
+            f"release.{kind}={which}: {model} has no such version; `lockstep lineage` lists what there is"
+        )
+    if version.parts["target"] != target.label:
+        raise LineageError(
+            f"release.{kind}={which}: {version.label} was made for {version.parts['target']}, not for {target.label}; "
+            f"choose one that was, or make one with `lockstep {MAKES[kind]}`"
+        )
+    return version
+
+
+def _number(model: str, kind: Kind, which: str) -> str:
+    """What `Lineage.resolve` takes: the number of a label, anything else as it is."""
+    labelled, slash, number = which.rpartition("/")
+    if slash and labelled != model:
+        raise LineageError(f"release.{kind}={which}: that is not a version of {model}")
+    return number

@@ -1,0 +1,59 @@
+"""What the verdicts allow to be released."""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.release.gates import Verdict
+
+
+class Decision(BaseModel):
+    """Which parts are released.
+
+    target: false when the release is refused. reasons: for each part that is left out the figures that cost it.
+    warnings: gates that could not decide and let it pass.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: bool
+    drafter: bool
+    quant: bool
+    reasons: list[str]
+    warnings: list[str]
+
+    @property
+    def refusal(self) -> str:
+        """Why the release is refused, in one line."""
+        return "; ".join(self.reasons)
+
+
+def decide(verdicts: Sequence[Verdict], *, drafter: bool, quant: bool) -> Decision:
+    """A failed target or safety gate refuses the release, a failed drafter or quant gate releases without that part.
+
+    drafter, quant: whether there is one to release.
+    """
+    against = {part: [v.reason for v in verdicts if v.counts and v.part == part] for part in _PARTS}
+    refused = against["target"] + against["safety"]
+    if refused:
+        return Decision(target=False, drafter=False, quant=False, reasons=refused, warnings=_warnings(verdicts))
+    reasons = [
+        f"released without the {part}: {reason}"
+        for part, there in (("drafter", drafter), ("quant", quant))
+        if there
+        for reason in against[part]
+    ]
+    return Decision(
+        target=True,
+        drafter=drafter and not against["drafter"],
+        quant=quant and not against["quant"],
+        reasons=reasons,
+        warnings=_warnings(verdicts),
+    )
+
+
+_PARTS = ("target", "drafter", "quant", "safety")
+
+
+def _warnings(verdicts: Sequence[Verdict]) -> list[str]:
+    return [v.reason for v in verdicts if v.verdict == "undecided" and not v.counts]

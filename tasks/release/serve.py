@@ -1,0 +1,104 @@
+"""Serve what is released and ask it questions, as its users will."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+from infra.cluster.session import session
+from pydantic import BaseModel, ConfigDict
+
+from infra.config.release import ReleaseConfig
+from infra.config.target import EngineConfig
+from infra.engine.client import EngineClient
+from infra.engine.spec import EngineHandle, EngineSpec, Role, Speculation
+from infra.services.progress import report
+from infra.services.spans import Spans
+
+RL_PATHS = ("/pause", "/resume", "/sleep", "/collective_rpc", "/init_weight_transfer_engine", "/update_weights")
+
+
+class ServeError(RuntimeError):
+    """The released combination does not serve as it must."""
+
+
+class Answer(BaseModel):
+    """One question and what the engine answered; tokens: length of the answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    question: str
+    answer: str
+    tokens: int
+    finish_reason: str
+
+
+class Served(BaseModel):
+    """Answers of the released combination.
+
+    accepted, drafts: counters of its speculation, 0 without. spans: seconds by kind, as in `infra.services.spans`.
+    """
+
+    answers: list[Answer]
+    accepted: int
+    drafts: int
+    spans: dict[str, float]
+
+
+def spec_of(model: Path, drafter: Path | None, engine: EngineConfig, release: ReleaseConfig) -> EngineSpec:
+    """The engine that serves `model` (the target, or its quantized copy) with `drafter`."""
+    speculation = drafter and Speculation(
+        method="eagle3", model=drafter, num_speculative_tokens=release.num_speculative_tokens
+    )
+    return EngineSpec(
+        model=model, role=Role.serve, config=engine, speculation=speculation, host=release.host, port=release.port
+    )
+
+
+def serve_and_ask(spec: EngineSpec, questions: list[str], max_new_tokens: int) -> Served:
+    """Start the engine of `spec`, ask it `questions` greedily over HTTP, and stop it.
+
+    Raises EngineError when it does not start, ServeError when it leaves a question without an answer or has an RL
+    endpoint.
+    """
+    spans = Spans()
+    with spans.measure("engine_start"):
+        engine = session().engine(spec)
+        handle = engine.__enter__()
+    try:
+        with spans.measure("engine"):
+            answers, accepted, drafts = asyncio.run(_ask(handle, questions, max_new_tokens))
+    finally:
+        engine.__exit__(None, None, None)
+    return Served(answers=answers, accepted=accepted, drafts=drafts, spans=dict(spans.seconds))
+
+
+async def _ask(handle: EngineHandle, questions: list[str], max_new_tokens: int) -> tuple[list[Answer], int, int]:
+    open_paths = await exposed(handle)
+    if open_paths:
+        raise ServeError(
+            f"the engine that serves the release answers on {', '.join(open_paths)}: it must not be released"
+        )
+    answers = []
+    async with EngineClient(handle) as client:
+        for i, question in enumerate(questions):
+            report("asking the released engine", i, len(questions))
+            got = await client.chat([{"role": "user", "content": question}], max_tokens=max_new_tokens, temperature=0.0)
+            if not got.token_ids:
+                raise ServeError(f"the released engine answered {question!r} with nothing: it must not be released")
+            answers.append(
+                Answer(question=question, answer=got.text, tokens=len(got.token_ids), finish_reason=got.finish_reason)
+            )
+        counters = await client.speculation()
+    return answers, counters.accepted_tokens, counters.drafts
+
+
+async def exposed(handle: EngineHandle) -> list[str]:
+    """The RL endpoints that a holder of the engine's key reaches: none on an engine of role serve."""
+    headers = {"Authorization": f"Bearer {handle.key}"}
+    found = []
+    async with aiohttp.ClientSession(handle.url, headers=headers) as http:
+        for path in RL_PATHS:
+            async with http.post(path, json={}) as answer:
+                if answer.status != 404:
+                    found.append(path)
+    return found

@@ -1,0 +1,47 @@
+"""Verdicts and decisions for people: rows of a table, and a page of Markdown."""
+
+from collections.abc import Sequence
+
+from tasks.release.decision import Decision
+from tasks.release.gates import Verdict
+from tasks.release.serve import Answer
+
+MARK = {"pass": "pass", "fail": "**fail**", "undecided": "undecided"}
+
+
+def rows(verdicts: Sequence[Verdict]) -> list[dict[str, str | int]]:
+    """One row a verdict, for a table artifact."""
+    return [
+        {
+            "gate": v.name,
+            "part": v.part,
+            "figure": v.figure + (f" ({v.domain})" if v.domain else ""),
+            "value": _number(v.value),
+            "95% interval": f"{_number(v.low)} to {_number(v.high)}" if v.low is not None else "",
+            "bound": f"{v.side + ' ' if v.side != 'value' else ''}{v.comparison} {v.bound:g}",
+            "n": v.n,
+            "verdict": v.verdict,
+        }
+        for v in verdicts
+    ]
+
+
+def markdown(title: str, decision: Decision, verdicts: Sequence[Verdict], answers: Sequence[Answer]) -> str:
+    """The release on one page: what was decided and why, the verdicts, and what the engine answered."""
+    lines = [f"# {title}", ""]
+    lines += [f"- {reason}" for reason in decision.reasons] or ["- every part is released"]
+    lines += [f"- warning: {warning}" for warning in decision.warnings]
+    lines += ["", "| gate | part | figure | value | 95% interval | bound | n | verdict |", "|" + "---|" * 8]
+    for row in rows(verdicts):
+        cells = [*row.values()]
+        cells[-1] = MARK[cells[-1]]
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    if answers:
+        lines += ["", "## Asked over HTTP", ""]
+        for answer in answers:
+            lines += [f"**{answer.question}**", "", *(f"> {line}" for line in answer.answer.splitlines()), ""]
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
