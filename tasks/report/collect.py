@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from tasks.report.measured import Measured
 from tasks.report.summary import (
     Acceptance,
     AcceptanceChange,
@@ -40,8 +41,7 @@ def summarise(
     versions: Versions,
     engine: str,
     hardware: str,
-    evidence: pd.DataFrame,
-    steps: pd.DataFrame | None = None,
+    measured: Measured,
     mismatch_bounds: tuple[float, float] = (1e-3, 1e-1),
     ratio_bound: float | None = None,
     scheme: str = "",
@@ -53,12 +53,12 @@ def summarise(
 ) -> LoopSummary:
     """The summary of one loop.
 
-    evidence: `tasks/evaluate/evidence.py` table of all phases that ran.
-    steps: one row an RL step, with column `step` and those of MISMATCH_COLUMNS.
+    measured: tables of all phases that ran; the steps have column `step` and those of MISMATCH_COLUMNS.
     mismatch_bounds: k3 that warns, k3 that stops, nats per token.
     ratio_bound: probability ratio above which the correction truncates or masks a token.
     scheme: quantization scheme; empty where nothing was quantized.
     """
+    evidence = measured.evidence
     return LoopSummary(
         run=run,
         flow=flow,
@@ -72,7 +72,7 @@ def summarise(
         hardware=hardware,
         rewards=comparisons(evidence, "reward_before", "reward_after", "reward_difference"),
         tasks=comparisons(evidence, "task_accuracy_before", "task_accuracy_after", "task_difference"),
-        mismatch=mismatch(steps, mismatch_bounds, ratio_bound),
+        mismatch=mismatch(measured.steps, mismatch_bounds, ratio_bound),
         acceptance=AcceptanceChange(
             before=acceptance(evidence, suffix="_before"),
             after=acceptance(evidence),
@@ -119,11 +119,9 @@ def acceptance(evidence: pd.DataFrame, *, prefix: str = "", suffix: str = "") ->
     }
 
 
-def mismatch(
-    steps: pd.DataFrame | None, bounds: tuple[float, float], ratio_bound: float | None = None
-) -> Mismatch | None:
+def mismatch(steps: pd.DataFrame, bounds: tuple[float, float], ratio_bound: float | None = None) -> Mismatch | None:
     """Mismatch by step, or None where no step was taken."""
-    if steps is None or steps.empty:
+    if steps.empty:
         return None
     known = [c for c in MISMATCH_COLUMNS if c in steps]
     rows = [

@@ -15,14 +15,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    return build(
-        tmp_path_factory.mktemp("report"),
-        sample.summary(),
-        evidence=sample.table(),
-        steps=sample.steps(),
-        rollouts=sample.rollouts(),
-        drafter_curve=sample.drafter_curve(),
-    )
+    return build(tmp_path_factory.mktemp("report"), sample.summary(), sample.measured())
 
 
 def dump(page, tmp_path, *flags: str) -> str:

