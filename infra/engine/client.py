@@ -85,7 +85,7 @@ class EngineClient:
         seed: int | None = None,
         ignore_eos: bool = False,
     ) -> AsyncIterator[list[int]]:
-        """Continue `prompt_ids` as `generate` does; yields the tokens of each of the engine's steps when they arrive."""
+        """Continue `prompt_ids` as `generate` does; yields tokens as they arrive, those of one engine step together."""
         body = {"model": self.handle.model, "prompt": prompt_ids, "return_token_ids": True, "stream": True}
         body |= {"max_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
         body |= {"seed": seed, "ignore_eos": ignore_eos}
