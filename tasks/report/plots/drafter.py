@@ -22,9 +22,7 @@ def curve(steps: pd.DataFrame) -> list[Figure]:
         x = Steps(points[0][0], points[-1][0])
         y = Linear(floor, max(max(v for _, v in points), floor + 0.1))
         plot = Plot(name, x, y, x_label="optimizer step", y_label=unit)
-        plot.line(points, "c1")
-        for step, value in points if len(points) <= 20 else []:
-            plot.dot(step, value, "c1", f"step {step}: {number(value)}")
+        plot.series(points, "c1", name)
         title = f"{name} {number(points[0][1])} → {number(points[-1][1])}"
         figures.append(Figure(key, title, plot.svg()))
     return figures

@@ -26,9 +26,7 @@ def reward(steps: pd.DataFrame, held_out: dict[str, Comparison]) -> Figure:
         x_label="optimizer step",
         y_label="mean reward",
     )
-    plot.line(points, "c1")
-    for step, value in points:
-        plot.dot(step, value, "c1", f"step {step}: mean reward {number(value)}")
+    plot.series(points, "c1", "mean reward")
     for i, (name, comparison) in enumerate(held_out.items()):
         cls = ENVIRONMENT_CLASSES[i % len(ENVIRONMENT_CLASSES)]
         nudge = 0.12 * (i - (len(held_out) - 1) / 2)
@@ -95,9 +93,7 @@ def _distance(key: str, name: str, unit: str, points: list, bounds: list, worst:
     )
     for bound, label in bounds:
         plot.bound(bound, label)
-    plot.line(points, "c1")
-    for x, y in points:
-        plot.dot(x, y, "c1", f"step {x}: {number(y)}")
+    plot.series(points, "c1", name)
     return Figure(key, f"{name}: at worst {number(worst)}", plot.svg())
 
 

@@ -7,6 +7,7 @@ from html import escape
 WIDTH, HEIGHT = 460, 270
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 44
 SMALL = 320  # width of pictures that stand three in a row
+MARKED = 40  # longest series whose points are marked
 CHAR = 6.4  # widest usual advance of 12 px text
 
 
@@ -162,6 +163,12 @@ class Plot:
             f'<circle class="dot {cls}" cx="{self.px(x):.1f}" cy="{self.py(y):.1f}" r="{radius}">'
             f"<title>{escape(tip)}</title></circle>"
         )
+
+    def series(self, points: Sequence[tuple], cls: str, name: str) -> None:
+        """A line with its points marked while they can be told apart."""
+        self.line(points, cls)
+        for x, y in points if len(points) <= MARKED else []:
+            self.dot(x, y, cls, f"step {x}: {name} {number(y)}")
 
     def span(self, start: tuple, end: tuple, cls: str) -> None:
         """A straight line between two points: an interval, or a change."""
