@@ -38,6 +38,7 @@ def arguments(spec: EngineSpec) -> list[str]:
         flags.append("--enable-scale-out")
         if importlib.util.find_spec("infra.transport.shm_engine"):
             flags.append("--weight-transfer-config=" + json.dumps({"backend": "shm"}))
+            flags.append("--worker-extension-cls=infra.transport.worker.TransferCalls")
     if spec.role is Role.rollout:
         # The log-probs of the distribution that was sampled from: after temperature, top_k and top_p.
         flags.append("--logprobs-mode=processed_logprobs")

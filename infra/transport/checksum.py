@@ -1,0 +1,87 @@
+"""A checksum of tensors that is fast on CPU and GPU, does not mind transposed memory, and adds up over shards.
+
+The bits of the values, as integers w[i, j], are summed over each row and over each column modulo 2^32. Row sums and
+column sums are each weighted by pseudo-random odd numbers of their index and summed modulo 2^32; the two results are
+the checksum. Any change of one value, row, column, or of their order changes it, and the checksums of disjoint shards,
+each taken at its place in the whole, add up to the checksum of the whole.
+
+Zeros of either sign and, for float32 and bfloat16, numbers below the normal range count as +0: matrix kernels return
+them as such.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+_MASK = 0xFFFFFFFF
+_BLOCK_BYTES = 1 << 19
+"""Values are taken in blocks that stay in a core's cache."""
+
+
+class Margins:
+    """Row and column sums of a matrix [rows, columns], added in parts."""
+
+    def __init__(self, rows: int, columns: int, device: torch.device | str = "cpu") -> None:
+        self.rows = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.columns = torch.zeros(columns, dtype=torch.int32, device=device)
+
+    def add(self, part: torch.Tensor, row: int = 0, column: int = 0) -> None:
+        """Add `part` [r, c], a floating-point matrix of any strides whose first value is w[row, column]."""
+        bits = _bits(part)
+        self.rows[row : row + part.shape[0]] += bits.sum(1, dtype=torch.int32)
+        self.columns[column : column + part.shape[1]] += bits.sum(0, dtype=torch.int32)
+
+    def digest(self, row: int = 0, column: int = 0) -> str:
+        """16 hexadecimal digits; row, column: place of this matrix in the whole that it is a shard of."""
+        return f"{_weighted(self.rows, row, 0x2545F491):08x}{_weighted(self.columns, column, 0x9E3779B9):08x}"
+
+
+def checksum(tensor: torch.Tensor) -> str:
+    """Checksum of a floating-point tensor of any shape, 16 hexadecimal digits."""
+    matrix = as_matrix(tensor)
+    margins = Margins(*matrix.shape, device=tensor.device)
+    for start, block in blocks(matrix):
+        margins.add(block, row=start)
+    return margins.digest()
+
+
+def combine(digests: Iterable[str]) -> str:
+    """Checksum of the whole from those of disjoint shards that cover it."""
+    rows = columns = 0
+    for digest in digests:
+        rows, columns = rows + int(digest[:8], 16), columns + int(digest[8:], 16)
+    return f"{rows & _MASK:08x}{columns & _MASK:08x}"
+
+
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as the matrix whose margins are taken: [first dimension, product of the others]."""
+    return tensor.reshape(tensor.shape[0], -1) if tensor.ndim else tensor.reshape(1, 1)
+
+
+def blocks(matrix: torch.Tensor) -> Iterable[tuple[int, torch.Tensor]]:
+    """(first row, rows) of `matrix` in blocks that fit a core's cache; a GPU takes it whole."""
+    rows = matrix.shape[0]
+    if matrix.device.type == "cpu":
+        rows = max(1, _BLOCK_BYTES // max(1, matrix.shape[1] * matrix.element_size()))
+    for start in range(0, matrix.shape[0], rows):
+        yield start, matrix[start : start + rows]
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    flush = 0.0 if values.dtype == torch.float16 else torch.finfo(values.dtype).tiny
+    # hardshrink gives +0 for everything in [-flush, flush] and keeps the rest, NaN included; float32's smallest normal
+    # number itself is in the interval, which costs nothing.
+    flushed = torch.nn.functional.hardshrink(values, flush)
+    if values.element_size() == 4:
+        return flushed.view(torch.int32)
+    return flushed.view(torch.int16).to(torch.int32)
+
+
+def _weighted(sums: torch.Tensor, start: int, seed: int) -> int:
+    index = torch.arange(start, start + sums.numel(), dtype=torch.int64, device=sums.device)
+    mixed = ((index + seed) * 0x9E3779B1) & _MASK
+    mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA6B) & _MASK
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
+    odd = (mixed ^ (mixed >> 16)) | 1
+    # Only the low 32 bits are wanted: the signed product and sum may wrap.
+    return int((sums.to(torch.int64) * odd).sum()) & _MASK

@@ -1,0 +1,51 @@
+"""Linear layers of vLLM's CPU build: matrices packed into memory that only their kernel can read."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+
+from infra.transport.checksum import Margins
+from infra.transport.layout import Piece
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(x [.., K], weight, bias) -> [.., N], as `layer.cpu_linear`; packed ones ignore `weight`."""
+
+_IDENTITY_BYTES = 1 << 23
+"""Rows of the identity are pushed through a kernel in blocks whose output has about this size."""
+
+
+def pack(weight: torch.Tensor) -> Kernel:
+    """vLLM's own choice of kernel for a matrix [N, K]. The kernel holds a copy, unless `is_packed` says otherwise."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    layer = SimpleNamespace(weight=torch.nn.Parameter(weight, requires_grad=False), bias=None)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    return layer.cpu_linear
+
+
+def is_packed(kernel: Kernel) -> bool:
+    """Whether `kernel` computes with memory of its own; a fallback computes with the weight it is passed."""
+    return bool(getattr(kernel, "__closure__", None))
+
+
+def read_back(
+    kernel: Kernel, weight: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, pieces: list[Piece]
+) -> dict[str, str]:
+    """Checksums by name of the row ranges `pieces` of the matrix [N, K] that `kernel` multiplies by.
+
+    The identity is pushed through it: in floating point, sums of one product with 1 and products with 0 are exact.
+    weight: what the layer passes to the kernel beside the input.
+    """
+    columns = shape[1]
+    margins = [Margins(piece.stop - piece.start, columns) for piece in pieces]
+    step = max(1, _IDENTITY_BYTES // (shape[0] * dtype.itemsize))
+    identity = torch.eye(min(step, columns), dtype=dtype)
+    for start in range(0, columns, step):
+        rows = min(step, columns - start)
+        x = torch.zeros(rows, columns, dtype=dtype)
+        x[:, start : start + rows] = identity[:rows, :rows]
+        block = kernel(x, weight, None)  # [rows of the identity, N]: columns [start, start + rows) of the matrix
+        for piece, sums in zip(pieces, margins, strict=True):
+            sums.add(block[:, piece.start : piece.stop].t(), column=start)
+    return {piece.name: sums.digest() for piece, sums in zip(pieces, margins, strict=True)}
