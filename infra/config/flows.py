@@ -1,6 +1,6 @@
 """One configuration per flow, composed of the sections."""
 
-from pydantic import Field
+from typing import TypeVar
 
 from infra.config.base import Section
 from infra.config.drafter import DrafterConfig
@@ -16,6 +16,13 @@ class FlowConfig(Section):
     target: TargetConfig = TargetConfig()
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    def narrow(self, kind: "type[Narrower]") -> "Narrower":
+        """The part of this configuration that another flow takes."""
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})
+
+
+Narrower = TypeVar("Narrower", bound=FlowConfig)
 
 
 class RLFlowConfig(FlowConfig):
@@ -45,5 +52,3 @@ class LoopConfig(FlowConfig):
     drafter: DrafterConfig = DrafterConfig()
     quantize: QuantizeConfig = QuantizeConfig()
     release: ReleaseConfig = ReleaseConfig()
-    phases: list[str] = Field(["rl", "drafter", "quantize", "release"], min_length=1)
-    """Which phases run, in this order."""
