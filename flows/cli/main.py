@@ -1,24 +1,43 @@
-"""The `lockstep` command."""
+"""The `lockstep` command. Imports nothing heavy: commands import what they need when they run."""
+
+import sys
 
 import typer
 
-from infra.services import local
+from flows.cli import run, services
+from flows.cli.exits import FAILED, USAGE, Stop
+from infra.config.load import ConfigError
+from infra.config.plan import PlanError
+from infra.services.supervise import ServiceError
+from infra.store.models import ModelError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+CODES = {ConfigError: USAGE, ModelError: USAGE, ServiceError: FAILED, PlanError: FAILED}
 
-
-@app.command()
-def up(prefect_port: int = None, mlflow_port: int = None, ray: bool = False) -> None:
-    """Start the services of this machine."""
-    for record in local.up(print, prefect_port=prefect_port, mlflow_port=mlflow_port, ray=ray):
-        print(record.name, record.address)
-
-
-@app.command()
-def down() -> None:
-    """Stop them."""
-    local.down(print)
+app = typer.Typer(
+    name="lockstep",
+    help="Keeps a served language model, its drafter and its quantized copies in lockstep.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 a gate refused.",
+)
+services.register(app)
+run.register(app)
 
 
 def main() -> None:
-    app()
+    """Run the command line and exit with its code. What the user can mend is one line on stderr, never a traceback."""
+    try:
+        app()
+    except Stop as stop:
+        _say(stop)
+        sys.exit(stop.code)
+    except tuple(CODES) as error:
+        _say(error)
+        sys.exit(next(code for kind, code in CODES.items() if isinstance(error, kind)))
+
+
+def _say(error: Exception) -> None:
+    for line in str(error).splitlines():
+        print(f"lockstep: {line}", file=sys.stderr)

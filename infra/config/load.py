@@ -112,7 +112,7 @@ def _explain(fault: Any, merged: dict, origins: dict) -> str:
 
 
 def _keys(location: Sequence[str | int], merged: Any) -> tuple[str, ...]:
-    """`location` as the user wrote it: pydantic adds the tag of a discriminated union, which is a value there, no key."""
+    """`location` as the user wrote it: pydantic adds the tag of a discriminated union, a value there and no key."""
     value, keys = merged, []
     for step in location:
         if isinstance(value, dict) and step not in value and step in value.values():

@@ -26,10 +26,18 @@ def resolve(source: str) -> Path:
     """
     kind, _, rest = source.partition(":")
     if kind == "package":
-        return _prepared(rest, lambda folder: _convert_gguf(fetch(rest), folder))
+        return _prepared(source, lambda folder: _convert_gguf(fetch(rest), folder))
     if kind == "random":
-        return _prepared(f"random-{rest}", lambda folder: make_tiny(rest, folder))
+        return _prepared(source, lambda folder: make_tiny(rest, folder))
     return check(Path(source))
+
+
+def location(source: str) -> Path:
+    """Where `resolve(source)` is, or will be once it has run."""
+    kind, _, rest = source.partition(":")
+    if kind in ("package", "random"):
+        return home() / "models" / (rest if kind == "package" else f"random-{rest}")
+    return Path(source)
 
 
 def check(folder: Path) -> Path:
@@ -112,8 +120,8 @@ def _convert_gguf(package: Path, folder: Path) -> None:
     _gguf_tokenizer(package).save_pretrained(folder)
 
 
-def _prepared(name: str, make) -> Path:
-    folder = home() / "models" / name
+def _prepared(source: str, make) -> Path:
+    folder = location(source)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent))

@@ -1,0 +1,33 @@
+"""What a run came to, as the terminal shows it."""
+
+from typing import Any
+
+from infra.services.runs import Run
+
+
+def text(run: Run) -> str:
+    """The outcome of `run` as plain lines."""
+    if run.flow == "loop":
+        from tasks.report.summary import LoopSummary
+        from tasks.report.text import terminal
+
+        return terminal(LoopSummary.model_validate(run.outcome))
+    return "\n".join(f"{name:<20} {_short(value)}" for name, value in _flat(run.outcome))
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows = []
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            rows += _flat(inner, f"{prefix}{name}.")
+        elif inner not in (None, [], ""):
+            rows.append((prefix + name, inner))
+    return rows
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return f"{len(value)} rows" if isinstance(value[0], dict) else ", ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,213 @@
+"""Commands that run a flow: submitted to its deployment and followed, or run in this terminal with `--local`."""
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from flows.cli.exits import FAILED, REFUSED, Stop
+from infra.config import flows as configs
+from infra.config.load import load, presets
+from infra.services import environment, runs
+
+POLL_S = 1.0
+FINAL_LOOK_S = 3.0  # logs and task states arrive a moment after the run's own end
+
+FLOWS = {
+    "loop": (configs.LoopConfig, "Run the whole loop: rl, drafter, quantize, release."),
+    "rl": (configs.RLFlowConfig, "Post-train the target with reinforcement learning; registers its next version."),
+    "drafter": (configs.DrafterFlowConfig, "Train and measure a drafter for a target version."),
+    "quantize": (configs.QuantizeFlowConfig, "Quantize a target version and measure the copy."),
+    "release": (configs.ReleaseFlowConfig, "Judge the evidence; serve and promote what passes."),
+}
+
+Preset = Annotated[str | None, typer.Option(help=f"Settings to start from: {', '.join(presets())}.", metavar="NAME")]
+Files = Annotated[list[Path], typer.Option("--config", help="TOML file; given again, later ones win.", metavar="FILE")]
+Overrides = Annotated[list[str], typer.Option("--set", help="One setting, such as rl.lr=1e-5.", metavar="KEY=VALUE")]
+Local = Annotated[bool, typer.Option("--local", help="Run in this terminal instead of the worker.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, run nothing.")]
+New = Annotated[bool, typer.Option("--new", help="Start anew instead of continuing an interrupted run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
+
+
+@dataclass
+class Request:
+    """What the user asked for, as given. module: where the flow is, `flows.NAME` unless said."""
+
+    flow: str
+    preset: str | None = None
+    files: list[Path] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    module: str = ""
+
+    def __post_init__(self) -> None:
+        self.module = self.module or f"flows.{self.flow}"
+
+    @property
+    def command(self) -> str:
+        """The command that asks for the same again."""
+        options = [f"--preset {self.preset}"] if self.preset else []
+        options += [f"--config {file}" for file in self.files] + [f"--set {o}" for o in self.overrides]
+        return " ".join(["lockstep", self.flow, *options])
+
+
+def register(app: typer.Typer) -> None:
+    """Add one command per flow to `app`."""
+    for name, (_, text) in FLOWS.items():
+        app.command(name, help=text)(_command(name))
+
+
+def _command(name: str):
+    def command(
+        preset: Preset = None,
+        config: Files = [],  # noqa: B006  (typer copies it)
+        overrides: Overrides = [],  # noqa: B006
+        local: Local = False,
+        dry_run: DryRun = False,
+        new: New = False,
+        as_json: Json = False,
+    ) -> None:
+        request = Request(name, preset, config, overrides)
+        settings = load(FLOWS[name][0], preset=preset, files=config, overrides=overrides)
+        from infra.config.plan import make_plan
+
+        plan = make_plan(name, settings)
+        if dry_run:
+            print(plan.as_json(settings) if as_json else plan.as_text(settings))
+            return
+        plan.require()
+        run_flow(request, settings, local=local, new=new, as_json=as_json)
+
+    return command
+
+
+def run_flow(request: Request, settings: configs.FlowConfig, *, local: bool, new: bool, as_json: bool) -> None:
+    """Run the flow and show it until it ends. Raises Stop with the exit code unless it completed."""
+    if local:  # the screen shows the log; Prefect's own console handler would show it twice
+        os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+    environment.apply()
+    if "PREFECT_API_URL" not in os.environ:
+        raise Stop("no services are running: start them with `lockstep up`")
+    from prefect.client.orchestration import get_client
+
+    from infra.services import crashes, follow
+
+    if new:
+        runs.abandon(request.flow, settings)
+    with get_client(sync_client=True) as client:
+        _reachable(client)
+        crashes.settle()
+        start = _run_here if local else _submit
+        state, flow_run_id = start(client, request, settings)
+    if state.is_completed():
+        _print_outcome(request.flow, flow_run_id, as_json)
+        return
+    kind, text = follow.cause(state)
+    if kind == runs.Refused.__name__:
+        _print_outcome(request.flow, flow_run_id, as_json)
+        raise Stop(text, code=REFUSED)
+    if state.is_cancelled() or state.is_crashed():
+        raise Stop(f"{state.name.lower()}: {text}; `{request.command}` continues it", code=FAILED)
+    raise Stop(text, code=FAILED)
+
+
+def _reachable(client) -> None:
+    if (error := client.api_healthcheck()) is not None:
+        reason = str(error) or type(error).__name__
+        raise Stop(f"the Prefect server at {client.api_url} does not answer ({reason}): `lockstep up` starts it")
+
+
+def _submit(client, request: Request, settings: configs.FlowConfig):
+    from prefect.exceptions import ObjectNotFound
+    from prefect.states import Cancelling
+
+    from infra.services.follow import Follower
+
+    try:
+        deployment = client.read_deployment_by_name(f"{request.flow}/{request.flow}")
+    except ObjectNotFound:
+        raise Stop(f"the flow {request.flow} is not deployed on this server: run `lockstep up`") from None
+    flow_run = client.create_flow_run_from_deployment(
+        deployment.id,
+        parameters={"config": settings.model_dump(mode="json")},
+        job_variables={"working_dir": os.getcwd()},  # relative paths in the configuration mean the user's folder
+    )
+    _announce(client, flow_run)
+    follower = Follower(client, flow_run.id)
+    try:
+        return _follow(follower), flow_run.id
+    except KeyboardInterrupt:
+        print("\nstopping the run ...", file=sys.stderr)
+        client.set_flow_run_state(flow_run.id, Cancelling())
+        return _follow(follower), flow_run.id
+
+
+def _run_here(client, request: Request, settings: configs.FlowConfig):
+    import asyncio
+
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow as run_prefect_flow
+
+    from infra.services.follow import Follower
+
+    sys.path.insert(0, os.getcwd())  # scorers named by module are found as they are by the worker
+    flow = getattr(importlib.import_module(request.module), request.flow)
+    flow_run = client.create_flow_run(flow, parameters={"config": settings})
+    _announce(client, flow_run)
+
+    def watch() -> None:
+        with get_client(sync_client=True) as own_client:
+            _follow(Follower(own_client, flow_run.id))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        result = run_prefect_flow(flow, flow_run=flow_run, parameters={"config": settings}, return_type="state")
+        state = asyncio.run(result) if asyncio.iscoroutine(result) else result
+    except KeyboardInterrupt:
+        state = client.read_flow_run(flow_run.id).state
+    watcher.join(timeout=FINAL_LOOK_S + 2 * POLL_S)
+    return state, flow_run.id
+
+
+def _announce(client, flow_run) -> None:
+    page = str(client.api_url).removesuffix("/").removesuffix("/api")
+    print(f"{flow_run.name}: {page}/runs/flow-run/{flow_run.id}", file=sys.stderr)
+
+
+def _follow(follower):
+    """Show the run until it has ended; its final state."""
+    from flows.cli.screen import Screen
+
+    screen = Screen()
+    try:
+        while True:
+            news = follower.look()
+            screen.show(news)
+            if news.state.is_final():
+                time.sleep(FINAL_LOOK_S)
+                screen.show(follower.look())
+                return news.state
+            time.sleep(POLL_S)
+    finally:
+        screen.close()
+
+
+def _print_outcome(flow: str, flow_run_id: UUID, as_json: bool) -> None:
+    run = next((r for r in runs.every(flow) if str(flow_run_id) in r.flow_run_ids), None)
+    if run is None or run.outcome is None:
+        return
+    if as_json:
+        print(json.dumps(run.outcome))
+        return
+    from flows.cli.outcomes import text
+
+    print(text(run))

@@ -1,0 +1,38 @@
+"""Commands that start, stop and examine the services of this machine."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from infra.services import local
+from infra.services.record import Record
+
+Port = Annotated[int | None, typer.Option(help="Its port; without it the usual one, or the next free one.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command()(up)
+    app.command()(down)
+
+
+def up(
+    prefect_port: Port = None,
+    mlflow_port: Port = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Keep a Ray head as well, so that flows start faster.")] = False,
+) -> None:
+    """Start Prefect's server and worker, and MLflow, on this machine; what runs already stays."""
+    for record in local.up(_say, prefect_port=prefect_port, mlflow_port=mlflow_port, ray=ray):
+        print(f"{record.name:<8} {record.address or f'pid {record.pid}'}")
+
+
+def down() -> None:
+    """Stop what `lockstep up` started, and nothing else."""
+    if not Record.all():
+        _say("nothing to stop: no service was started here")
+    local.down(_say)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,205 @@
+"""What a run will need, said before it starts: memory, bytes to move, disk and time."""
+
+import json
+import shutil
+import statistics
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel
+
+from infra.config.flows import DrafterFlowConfig, FlowConfig, LoopConfig, QuantizeFlowConfig, RLFlowConfig
+from infra.services import runs
+from infra.services.home import home
+from infra.store.models import location
+
+GIB = 2**30
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+PROMPT_TOKENS = 64  # of a typical prompt: only sizes estimates
+TRAINING_BYTES = 16  # per parameter: float32 weights, gradients and two AdamW moments
+CHECKPOINT_BYTES = 12  # per parameter: float32 weights and two moments
+LOGIT_COPIES = 3  # logits, their log-softmax and its gradient live at once
+# measured resident memory, GiB: what a process holds beside weights and cache
+ENGINE_GIB, TRAINER_GIB, SERVICES_GIB = 1.6, 1.1, 1.6
+
+
+class PlanError(RuntimeError):
+    """This machine has too little memory or disk for the run."""
+
+
+class Shape(BaseModel):
+    """Sizes of a model, read from its folder. parameters: stored ones, a tied head counts once."""
+
+    parameters: int
+    hidden: int
+    vocab: int
+    layers: int
+
+
+class Plan(BaseModel):
+    """Estimates for one run of a flow.
+
+    model: None while the source has not been prepared; then figures that depend on it are None too.
+    memory, disk: bytes at the peak, and bytes that stay. memory_free, disk_free: what this machine has now, bytes.
+    sync: bytes that one weight update moves to each engine; syncs: number of updates.
+    hidden_states: bytes of the drafter's captured states.
+    minutes: median of the finished runs with this configuration, else of those with this target, else None.
+    """
+
+    flow: str
+    model: Shape | None
+    memory: int | None
+    memory_free: int
+    disk: int | None
+    disk_free: int
+    sync: int | None
+    syncs: int
+    hidden_states: int | None
+    minutes: float | None
+
+    def require(self) -> None:
+        """Raises PlanError when the machine has too little memory or disk."""
+        for what, need, free, cure in (
+            ("memory", self.memory, self.memory_free, "lower engine.kv_cache_gib or micro_batch_tokens, or free some"),
+            ("disk", self.disk, self.disk_free, f"free some in {home()}, or set LOCKSTEP_HOME to a larger disk"),
+        ):
+            if need is not None and need > free:
+                raise PlanError(
+                    f"too little {what}: {self.flow} needs about {need / GIB:.1f} GiB, {free / GIB:.1f} GiB are free; "
+                    f"{cure}"
+                )
+
+    def as_json(self, config: FlowConfig) -> str:
+        """Configuration and plan as one JSON object."""
+        return json.dumps({"config": config.model_dump(mode="json"), "plan": self.model_dump(mode="json")})
+
+    def as_text(self, config: FlowConfig) -> str:
+        """Configuration and plan for people; the configuration as `--set` would name it."""
+        later = "known once the model has been prepared by a first run"
+        model = f"{self.model.parameters / 1e6:.1f} M parameters, {self.model.layers} layers" if self.model else later
+        rows = {
+            "model": model,
+            "memory at the peak": f"{_size(self.memory) or later} of {_size(self.memory_free)} free",
+            "disk": f"{_size(self.disk) or later} of {_size(self.disk_free)} free",
+        }
+        if self.syncs:
+            rate = (
+                f"{self.syncs} updates of {_size(self.sync)} to each engine: {_size(self.sync)}/s for one second each"
+            )
+            rows["weight sync"] = rate if self.sync else later
+        if self.hidden_states is not None or isinstance(config, LoopConfig | DrafterFlowConfig):
+            rows["hidden states"] = _size(self.hidden_states) or later
+        rows["time"] = f"about {self.minutes:.1f} min" if self.minutes else "unknown: none has finished here yet"
+        width = max(map(len, rows))
+        plan = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+        return "\n".join(["configuration", *_settings(config.model_dump(mode="json")), "plan", *plan])
+
+
+def make_plan(flow: str, config: FlowConfig) -> Plan:
+    """The plan of running `flow` with `config` on this machine. Reads sizes only, and imports no model library."""
+    shape = _shape(location(config.target.source))
+    hidden = _hidden_states(shape, config)
+    trains = isinstance(config, RLFlowConfig | LoopConfig)
+    root = home()
+    while not root.exists():
+        root = root.parent
+    return Plan(
+        flow=flow,
+        model=shape,
+        memory=_memory(shape, config),
+        memory_free=psutil.virtual_memory().available,
+        disk=_disk(shape, config, hidden or 0),
+        disk_free=shutil.disk_usage(root).free,
+        sync=shape and shape.parameters * DTYPE_BYTES[config.engine.dtype],
+        syncs=config.rl.steps if trains else 0,
+        hidden_states=hidden,
+        minutes=_minutes(flow, config),
+    )
+
+
+def _shape(folder: Path) -> Shape | None:
+    if not (folder / "config.json").is_file():
+        return None
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    return Shape(
+        parameters=sum(_stored(path) for path in folder.glob("*.safetensors")),
+        hidden=text["hidden_size"],
+        vocab=text["vocab_size"],
+        layers=text["num_hidden_layers"],
+    )
+
+
+def _stored(path: Path) -> int:
+    """Number of values in a safetensors file, from its header alone."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            count = 1
+            for size in tensor["shape"]:
+                count *= size
+            total += count
+    return total
+
+
+def _memory(shape: Shape | None, config: FlowConfig) -> int | None:
+    if shape is None:
+        return None
+    weights = shape.parameters * DTYPE_BYTES[config.engine.dtype]
+    # twice: the engine's own packing of the weights beside the copy that a weight update brings or a file cache holds
+    engine = int(ENGINE_GIB * GIB) + 2 * weights + int(config.engine.kv_cache_gib * GIB)
+    trainer = 0
+    if isinstance(config, RLFlowConfig | LoopConfig):
+        logits = config.rl.micro_batch_tokens * shape.vocab * 4 * LOGIT_COPIES
+        trainer = int(TRAINER_GIB * GIB) + shape.parameters * TRAINING_BYTES + logits
+    elif isinstance(config, DrafterFlowConfig | QuantizeFlowConfig):
+        trainer = int(TRAINER_GIB * GIB) + 2 * weights
+    return int(SERVICES_GIB * GIB) + config.cluster.engines * engine + trainer
+
+
+def _disk(shape: Shape | None, config: FlowConfig, hidden_states: int) -> int | None:
+    if shape is None:
+        return None
+    weights = shape.parameters * 4
+    total = hidden_states + weights  # version 1 as converted
+    if isinstance(config, RLFlowConfig | LoopConfig):
+        total += weights + config.rl.keep_checkpoints * shape.parameters * CHECKPOINT_BYTES
+    if isinstance(config, LoopConfig | QuantizeFlowConfig):
+        total += weights // 2
+    return total
+
+
+def _hidden_states(shape: Shape | None, config: FlowConfig) -> int | None:
+    if shape is None or not isinstance(config, DrafterFlowConfig | LoopConfig):
+        return None
+    tokens = sum(source.prompts for source in config.drafter.traffic) * (PROMPT_TOKENS + config.drafter.max_new_tokens)
+    captured = tokens * 4 * shape.hidden * DTYPE_BYTES[config.engine.dtype]  # three layers and the last
+    return min(captured, int(config.drafter.capture_budget_gib * GIB))
+
+
+def _minutes(flow: str, config: FlowConfig) -> float | None:
+    finished = [r for r in runs.every(flow) if r.status in ("finished", "refused") and len(r.flow_run_ids) == 1]
+    same = [r for r in finished if r.config_digest == runs.config_digest(flow, config)]
+    alike = same or [r for r in finished if r.target == config.target.name]
+    return statistics.median((r.finished - r.started).total_seconds() for r in alike) / 60 if alike else None
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return ""
+    for unit, size in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def _settings(values: dict, prefix: str = "") -> list[str]:
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            lines += _settings(value, f"{prefix}{name}.")
+        else:
+            lines.append(f"  {prefix}{name} = {json.dumps(value)}")
+    return lines
