@@ -4,14 +4,15 @@ import sys
 
 import typer
 
-from flows.cli import run, services
+from flows.cli import books, doctor, run, services
 from flows.cli.exits import FAILED, USAGE, Stop
 from infra.config.load import ConfigError
 from infra.config.plan import PlanError
+from infra.lineage.versions import LineageError
 from infra.services.supervise import ServiceError
 from infra.store.models import ModelError
 
-CODES = {ConfigError: USAGE, ModelError: USAGE, ServiceError: FAILED, PlanError: FAILED}
+CODES = {ConfigError: USAGE, ModelError: USAGE, ServiceError: FAILED, PlanError: FAILED, LineageError: FAILED}
 
 app = typer.Typer(
     name="lockstep",
@@ -22,8 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 a gate refused.",
 )
-services.register(app)
-run.register(app)
+for commands in (services, doctor, run, books):
+    commands.register(app)
 
 
 def main() -> None:
