@@ -143,7 +143,7 @@ def summary(**changes) -> LoopSummary:
         wall_s=382.0,
         phases={
             "rl": Phase(seconds=171, spans={"engine_start": 14.0, "engine": 88, "trainer": 52, "sync": 6.1}),
-            "drafter": Phase(seconds=158, spans={"engine_start": 31.0, "engine": 61, "trainer": 48}, cached=True),
+            "drafter": Phase(seconds=2.1, spans={"engine_start": 31.0, "engine": 61, "trainer": 48}, cached=True),
             "quantize": Phase(seconds=129, spans={"engine_start": 27.0, "engine": 64, "quantize": 22}),
             "release": Phase(seconds=44, spans={"engine_start": 19.0, "engine": 12}),
         },

@@ -30,11 +30,11 @@ class Record(BaseModel):
 
 class Phase(Record):
     seconds: float
-    """Wall-clock seconds, measured when the work was done."""
+    """Wall-clock seconds of this run."""
     cached: bool = False
     """True when this run took over the finished phase of an interrupted one."""
     spans: dict[str, float] = {}
-    """Seconds by kind of work (`infra/services/spans.py`)."""
+    """Seconds by kind of work (`infra/services/spans.py`), measured when the work was done."""
 
     @computed_field
     @property

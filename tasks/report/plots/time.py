@@ -23,11 +23,12 @@ def seconds_by_kind(phase: Phase) -> dict[str, float]:
 def phases(by_name: dict[str, Phase]) -> Figure:
     """Stacked seconds, one bar a phase."""
     labels = {name: f"{name} (cached)" if p.cached else name for name, p in by_name.items()}
-    longest = max(p.seconds for p in by_name.values())
+    totals = {name: sum(seconds_by_kind(p).values()) for name, p in by_name.items()}
+    slowest = max(totals, key=lambda name: totals[name])
     left = 16 + int(6.4 * max(len(label) for label in labels.values()))
     plot = Plot(
         "Time by phase",
-        Linear(0, longest * 1.12),
+        Linear(0, totals[slowest] * 1.12),
         Bands(list(labels.values())),
         x_label="seconds",
         y_label="",
@@ -39,14 +40,15 @@ def phases(by_name: dict[str, Phase]) -> Figure:
         start, label = 0.0, labels[name]
         for kind, seconds in seconds_by_kind(phase).items():
             cls, words = KINDS[kind]
-            tip = f"{label}: {words} {number(seconds)} s of {number(phase.seconds)} s"
+            tip = f"{label}: {words} {number(seconds)} s of {number(totals[name])} s"
             plot.bar((start, (label, -0.32)), (start + seconds, (label, 0.32)), cls, tip)
             start += seconds
-        plot.note(max(start, phase.seconds), (label, 0), f"{phase.seconds:.0f} s", dx=6)
-    slowest = max(by_name, key=lambda n: by_name[n].seconds)
+        plot.note(start, (label, 0), f"{start:.0f} s", dx=6)
+    cached = any(p.cached for p in by_name.values())
     return Figure(
         "time",
-        f"The longest phase is {slowest}: {by_name[slowest].seconds:.0f} s",
+        f"The longest phase is {slowest}: {totals[slowest]:.0f} s",
         plot.svg(),
+        "Cached: taken over from an interrupted run, with the seconds it took there." if cached else "",
         legend=[KINDS[kind] for kind in KINDS if kind in used],
     )
