@@ -48,7 +48,8 @@ def tiles(s: LoopSummary) -> list[dict[str, str]]:
         name = "speedup by speculation" + ("" if len(s.speculation) == 1 else ", slowest domain")
         found.append(_tile(name, f"{number(speedup.value)}×", "tokens/s with / without"))
     if s.quant and s.quant.kl:
-        domain, kl = max(s.quant.kl.items(), key=lambda item: item[1].value or 0)
+        domains = {d: kl for d, kl in s.quant.kl.items() if d != "all"} or s.quant.kl
+        domain, kl = max(domains.items(), key=lambda item: item[1].value or 0)
         found.append(_tile("quant KL, worst domain", number(kl.value), f"nats per token, {domain or 'all'}"))
     found.append(_tile("wall time", duration(s.wall_s), f"{100 * s.overhead['share']:.0f}% overhead"))
     return found

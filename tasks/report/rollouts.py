@@ -10,7 +10,8 @@ def groups(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """At most SHOWN rollouts, taken evenly over the groups, in groups of one prompt of one step.
 
     rollouts: `step`, `environment`, `prompt`, `answer`, `reward`, `advantage`, `num_tokens`, `weight_version`
-    (a label, or spans of (label, first token, end token)) and, where there is one, `expected`.
+    (a label, or spans of (label, first token, end token)) and, where there is one, `expected`. A reward is None where
+    the scorer failed, an advantage where the rollout was not trained on.
     """
     by_prompt: dict[tuple, list[dict[str, Any]]] = {}
     for r in rollouts:
@@ -23,13 +24,13 @@ def groups(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _group(key: tuple, rows: list[dict[str, Any]]) -> dict[str, Any]:
     step, environment, prompt = key
-    rewards = [float(r["reward"]) for r in rows]
+    rewards = [float(r["reward"]) for r in rows if r["reward"] is not None]
     return {
         "step": step,
         "environment": environment,
         "prompt": prompt,
         "expected": next((r["expected"] for r in rows if r.get("expected") is not None), None),
-        "mean": sum(rewards) / len(rewards),
+        "mean": sum(rewards) / len(rewards) if rewards else None,
         "mixed": len(set(rewards)) > 1,
         "rows": [r | {"weights": weights(r.get("weight_version", ""))} for r in rows],
     }

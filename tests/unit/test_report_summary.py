@@ -141,3 +141,10 @@ def test_weight_versions_in_words(version, text):
 @pytest.mark.parametrize(("seconds", "text"), [(42.2, "42 s"), (425, "7 min 05 s"), (7800, "2 h 10 min")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_group_whose_scorer_failed_is_shown_without_a_mean():
+    failed = [r | {"reward": None, "advantage": None} for r in sample.rollouts()[:8]]
+    (group,) = groups(failed)
+    assert group["mean"] is None and not group["mixed"]
+    assert number(group["rows"][0]["reward"]) == "–"
