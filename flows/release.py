@@ -9,9 +9,9 @@ from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import Refused, RunKey, claim, keep_outcome
 from infra.store.refs import ArtifactRef
+from tasks.release.answers import Answer
 from tasks.release.decision import Decision
 from tasks.release.gates import Verdict
-from tasks.release.serve import Answer
 from tasks.release.steps import (
     choose_candidate,
     gather_evidence,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.config.release import Gate, Part
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
+OUT_OF_REACH = 1000.0  # an interval this many times as wide as it may be: nobody asks a million times the questions
 
 
 class Verdict(BaseModel):
@@ -115,7 +116,7 @@ def _needed_n(gate: Gate, row: dict) -> int | None:
         return gate.min_n
     distance = abs(row["value"] - gate.bound)
     half = abs(row["value"] - (row["low"] if row["value"] > gate.bound else row["high"]))
-    if math.isnan(half) or distance == 0:
+    if math.isnan(half) or half >= distance * OUT_OF_REACH:
         return None
     return max(row["n"] + 1, math.ceil(row["n"] * (half / distance) ** 2))
 

@@ -12,10 +12,10 @@ from infra.config.release import Gate, Part
 from infra.store.base import Store
 from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
+from tasks.release.answers import Served
 from tasks.release.candidate import PRODUCER, TABLE, Candidate
 from tasks.release.decision import Decision, decide
 from tasks.release.gates import Verdict, judge
-from tasks.release.serve import Served
 
 JUDGEMENT, ANSWERS = "judgement.json", "answers.json"
 

@@ -4,44 +4,22 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
-from infra.cluster.session import session
-from pydantic import BaseModel, ConfigDict
 
+from infra.cluster.session import session
 from infra.config.release import ReleaseConfig
 from infra.config.target import EngineConfig
+from infra.engine.answers import SpeculationCounters
 from infra.engine.client import EngineClient
 from infra.engine.spec import EngineHandle, EngineSpec, Role, Speculation
 from infra.services.progress import report
 from infra.services.spans import Spans
+from tasks.release.answers import Answer, Served
 
 RL_PATHS = ("/pause", "/resume", "/sleep", "/collective_rpc", "/init_weight_transfer_engine", "/update_weights")
 
 
 class ServeError(RuntimeError):
     """The released combination does not serve as it must."""
-
-
-class Answer(BaseModel):
-    """One question and what the engine answered; tokens: length of the answer."""
-
-    model_config = ConfigDict(frozen=True)
-
-    question: str
-    answer: str
-    tokens: int
-    finish_reason: str
-
-
-class Served(BaseModel):
-    """Answers of the released combination.
-
-    accepted, drafts: counters of its speculation, 0 without. spans: seconds by kind, as in `infra.services.spans`.
-    """
-
-    answers: list[Answer]
-    accepted: int
-    drafts: int
-    spans: dict[str, float]
 
 
 def spec_of(model: Path, drafter: Path | None, engine: EngineConfig, release: ReleaseConfig) -> EngineSpec:
@@ -66,13 +44,16 @@ def serve_and_ask(spec: EngineSpec, questions: list[str], max_new_tokens: int) -
         handle = engine.__enter__()
     try:
         with spans.measure("engine"):
-            answers, accepted, drafts = asyncio.run(_ask(handle, questions, max_new_tokens))
+            answers, counters = asyncio.run(ask(handle, questions, max_new_tokens))
     finally:
         engine.__exit__(None, None, None)
-    return Served(answers=answers, accepted=accepted, drafts=drafts, spans=dict(spans.seconds))
+    return Served(answers=answers, accepted=counters.accepted_tokens, drafts=counters.drafts, spans=dict(spans.seconds))
 
 
-async def _ask(handle: EngineHandle, questions: list[str], max_new_tokens: int) -> tuple[list[Answer], int, int]:
+async def ask(
+    handle: EngineHandle, questions: list[str], max_new_tokens: int
+) -> tuple[list[Answer], SpeculationCounters]:
+    """Answers, and what speculation did for them. Raises ServeError as `serve_and_ask` does."""
     open_paths = await exposed(handle)
     if open_paths:
         raise ServeError(
@@ -88,8 +69,7 @@ async def _ask(handle: EngineHandle, questions: list[str], max_new_tokens: int) 
             answers.append(
                 Answer(question=question, answer=got.text, tokens=len(got.token_ids), finish_reason=got.finish_reason)
             )
-        counters = await client.speculation()
-    return answers, counters.accepted_tokens, counters.drafts
+        return answers, await client.speculation()
 
 
 async def exposed(handle: EngineHandle) -> list[str]:

@@ -13,9 +13,10 @@ from infra.services.prefect import durable
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
+from tasks.release.answers import Served
 from tasks.release.candidate import PRODUCER, TABLE, Candidate, choose, gather
 from tasks.release.record import Judgement, judge_candidate, keep
-from tasks.release.serve import Served, serve_and_ask, spec_of
+from tasks.release.serve import serve_and_ask, spec_of
 
 
 @durable(name="choose what is released")

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from tasks.release.answers import Answer
 from tasks.release.decision import Decision
 from tasks.release.gates import Verdict
-from tasks.release.serve import Answer
 
 MARK = {"pass": "pass", "fail": "**fail**", "undecided": "undecided"}
 
