@@ -1,23 +1,28 @@
 """Files of hidden states that a capture engine writes."""
 
 import fcntl
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from infra.engine.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
 
 
-def load(path: Path) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """(hidden_states [tokens, layers, hidden], token_ids [tokens]) of one request, waiting until the file is complete.
+def load(path: Path, timeout_s: float = 60.0) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """(hidden_states [tokens, layers, hidden] in the engine's dtype, token_ids [tokens] int64) of one request.
 
-    The request's batch must have been flushed (`EngineClient.flush_captures`): the engine holds the lock until then.
+    Waits until the file is complete; the request's batch must have been flushed (`EngineClient.flush_captures`).
+    Raises EngineError when the engine has not written it within `timeout_s` or was stopped before it did.
     """
     from safetensors.torch import load_file
 
-    with _lock_file(path).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        tensors = load_file(path)
+    _wait_until_written(path, time.monotonic() + timeout_s)
+    if not path.is_file():
+        raise EngineError(f"the engine did not write {path}: see its log")
+    tensors = load_file(path)
     return tensors["hidden_states"], tensors["token_ids"]
 
 
@@ -25,6 +30,18 @@ def discard(path: Path) -> None:
     """Remove a request's file and its lock, as far as they exist."""
     path.unlink(missing_ok=True)
     _lock_file(path).unlink(missing_ok=True)
+
+
+def _wait_until_written(path: Path, deadline: float) -> None:
+    """The engine holds the lock from before the answer until the file is complete, or until it dies."""
+    with _lock_file(path).open() as lock:
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise EngineError(f"{path} is still unwritten: call flush_captures first") from None
+                time.sleep(0.01)
 
 
 def _lock_file(path: Path) -> Path:

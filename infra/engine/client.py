@@ -9,11 +9,10 @@ from typing import Any, Literal, NoReturn
 
 import aiohttp
 
-from infra.engine import captures
 from infra.engine.answers import ChatAnswer, Generation, ScoredToken, SpeculationCounters
 from infra.engine.errors import EngineError, EngineGone
 from infra.engine.metrics import parse
-from infra.engine.spec import EngineHandle, Role
+from infra.engine.spec import EngineHandle
 
 _NOT_FINITE = -9999.0  # what vLLM sends for a log-prob that is -inf or NaN
 
@@ -135,8 +134,7 @@ class EngineClient:
 
     async def flush_captures(self) -> None:
         """Let the engine write the files of all finished requests: it does so one step late, so it is given a step."""
-        extra = await self.generate([0], max_new_tokens=1, temperature=0.0, ignore_eos=True)
-        captures.discard(extra.hidden_states_path)
+        await self.generate([0], max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
     # Counters
 
@@ -217,9 +215,8 @@ class EngineClient:
 
     async def _control(self, method: str, path: str, body: dict | None = None) -> dict:
         if not self.handle.role.has_rl_endpoints:
-            raise EngineError(
-                f"a {self.handle.role} engine has no {path.split('?')[0]}: only {Role.rollout} and {Role.capture} engines do"
-            )
+            endpoint = path.split("?")[0]
+            raise EngineError(f"a {self.handle.role} engine has no {endpoint}: only rollout and capture engines do")
         text = await self._send(method, path, body)
         return json.loads(text) if text else {}
 

@@ -27,8 +27,8 @@ _HINTS = (
 def root_cause(log: Path) -> str:
     """The exception that ended the engine, as one line with a hint where one is known.
 
-    log: the engine's output. The last exception that is not merely the echo of another process's failure counts; without
-    one, the last line.
+    log: the engine's output. The last exception that is not merely the echo of another process's failure counts;
+    without one, the last line.
     """
     lines = log.read_text(errors="replace").splitlines()
     found = None

@@ -1,6 +1,5 @@
 """An EngineSpec as vLLM's command line and environment."""
 
-import importlib.util
 import json
 import os
 
@@ -36,9 +35,8 @@ def arguments(spec: EngineSpec) -> list[str]:
         flags.append(f"--kv-cache-memory-bytes={int(config.kv_cache_gib * 2**30)}")
     if spec.role.has_rl_endpoints:
         flags.append("--enable-scale-out")
-        if importlib.util.find_spec("infra.transport.shm_engine"):
-            flags.append("--weight-transfer-config=" + json.dumps({"backend": "shm"}))
-            flags.append("--worker-extension-cls=infra.transport.worker.TransferCalls")
+        flags.append("--weight-transfer-config=" + json.dumps({"backend": "shm"}))
+        flags.append("--worker-extension-cls=infra.transport.worker.TransferCalls")
     if spec.role is Role.rollout:
         # The log-probs of the distribution that was sampled from: after temperature, top_k and top_p.
         flags.append("--logprobs-mode=processed_logprobs")

@@ -1,8 +1,6 @@
 """Start and stop engines."""
 
 import errno
-import http.client
-import json
 import os
 import secrets
 import select
@@ -12,19 +10,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from infra.engine import captures, flags
+from infra.engine import flags
 from infra.engine.errors import EngineError
-from infra.engine.failure import last_line, root_cause
 from infra.engine.nursery import Nursery
 from infra.engine.pin import accelerated
+from infra.engine.ready import Patience, Progress, wait_until_ready
 from infra.engine.spec import EngineHandle, EngineSpec
-
-Progress = Callable[[str], None]
-PROGRESS_S = 5.0
 
 _nursery: Nursery | None = None
 _nursery_lock = threading.Lock()
@@ -38,7 +31,7 @@ class Engine:
     ) -> None:
         self.spec, self.key, self.address, self.log = spec, key, address, log
         self._lifeline: int | None = lifeline
-        self._status = open(status, "rb", buffering=0)
+        self._status = os.fdopen(status, "rb", buffering=0)
         self._lock = threading.Lock()
         self._exit_code: int | None = None
         os.register_at_fork(after_in_child=self._let_go)
@@ -82,26 +75,30 @@ class Engine:
             self._lifeline = None
 
 
-def start(spec: EngineSpec, log_dir: Path | None = None, progress: Progress | None = None) -> Engine:
+def start(
+    spec: EngineSpec, log_dir: Path | None = None, progress: Progress | None = None, fork: bool | None = None
+) -> Engine:
     """Start an engine and wait until it has answered `/health` and generated one token.
 
-    log_dir: where the engine's log is kept; a folder of the system's temporary one by default.
-    progress: called with a line about every five seconds.
+    log_dir: where the engine's log is kept; a new folder below the system's temporary one by default.
+    progress: called with a line every few seconds.
+    fork: take the engine from a process that has imported vLLM already (`infra.engine.nursery`), or execute a fresh
+        one; by default the former on CPU, the latter on GPUs.
     Raises EngineError with the engine's own root cause when it dies, or when it is not ready within
     `engine.start_timeout_s`.
     """
     _check_model(spec.model)
+    if spec.speculation and spec.speculation.model:
+        _check_model(spec.speculation.model)
     log_dir = Path(log_dir or tempfile.mkdtemp(prefix="lockstep-engine-"))
     log_dir.mkdir(parents=True, exist_ok=True)
     if spec.capture:
         spec.capture.folder.mkdir(parents=True, exist_ok=True)
-    key = secrets.token_urlsafe(32)
+    patience = Patience(spec, progress)
     with _bind(spec.host, spec.port) as listening:
-        port = listening.getsockname()[1]
-        log = log_dir / f"{spec.role}-{port}.log"
-        engine = _launch(spec, key, listening, log)
+        engine = _launch(spec, listening, log_dir, patience, fork=not accelerated() if fork is None else fork)
     try:
-        _wait_until_ready(engine, progress or (lambda line: None))
+        wait_until_ready(engine, patience)
     except BaseException:
         engine.stop()
         raise
@@ -114,22 +111,33 @@ def warm_up(log_dir: Path | None = None) -> None:
         _the_nursery(Path(log_dir or tempfile.mkdtemp(prefix="lockstep-engine-")))
 
 
-def _launch(spec: EngineSpec, key: str, listening: socket.socket, log: Path) -> Engine:
-    arguments, env = flags.arguments(spec), flags.environment(spec, key)
+def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience: Patience, fork: bool) -> Engine:
     address = listening.getsockname()
-    arguments.append(f"--port={address[1]}")
+    key = secrets.token_urlsafe(32)
+    arguments, env = [*flags.arguments(spec), f"--port={address[1]}"], flags.environment(spec, key)
+    log = log_dir / f"{spec.role}-{address[1]}.log"
     lifeline_read, lifeline_write = os.pipe()
     status_read, status_write = os.pipe()
     theirs = [listening.fileno(), lifeline_read, status_write]
-    with log.open("w") as out:
-        if accelerated():
-            command = [sys.executable, "-u", "-m", "infra.engine.lifeline", str(lifeline_read), str(status_write)]
-            command += [sys.executable, "-u", "-m", "infra.engine.server", str(listening.fileno()), *arguments]
-            subprocess.Popen(command, env=env, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-        else:
-            _the_nursery(log.parent).fork(arguments, env, flags.threads(spec), [out.fileno(), *theirs])
-    os.close(lifeline_read)
-    os.close(status_write)
+    try:
+        with log.open("w") as out:
+            if fork:
+                fds = [out.fileno(), *theirs]
+                _the_nursery(log_dir).fork(
+                    arguments, env, flags.threads(spec), fds, lambda: patience.tick("importing vLLM")
+                )
+            else:
+                python = [sys.executable, "-u", "-m"]
+                command = [*python, "infra.engine.lifeline", str(lifeline_read), str(status_write)]
+                command += [*python, "infra.engine.server", str(listening.fileno()), *arguments]
+                subprocess.Popen(command, env=env, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    except BaseException:
+        os.close(lifeline_write)
+        os.close(status_read)
+        raise
+    finally:
+        os.close(lifeline_read)
+        os.close(status_write)
     return Engine(spec, key, address, log, lifeline_write, status_read)
 
 
@@ -171,43 +179,3 @@ def _bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; choose an address of this machine"
         ) from error
     return listening
-
-
-def _wait_until_ready(engine: Engine, progress: Progress) -> None:
-    prompt = {"model": engine.spec.model_name, "prompt": [0], "max_tokens": 1, "temperature": 0}
-    deadline = time.monotonic() + engine.spec.config.start_timeout_s
-    _ask(engine, "GET", "/health", None, deadline, progress)
-    answer = _ask(engine, "POST", "/v1/completions", prompt, deadline, progress)
-    if engine.spec.capture:
-        captures.discard(Path(answer["kv_transfer_params"]["hidden_states_path"]))
-
-
-def _ask(engine: Engine, method: str, path: str, body: dict | None, deadline: float, progress: Progress) -> dict:
-    """One request. The port has been listening since before vLLM was loaded, so the answer comes when it is ready."""
-    started = time.monotonic()
-    connection = http.client.HTTPConnection(*engine.address)
-    headers = {"Authorization": f"Bearer {engine.key}", "Content-Type": "application/json"}
-    try:
-        connection.request(method, path, body=json.dumps(body) if body else None, headers=headers)
-        while not select.select([connection.sock], [], [], PROGRESS_S)[0]:
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"the {engine.spec.role} engine was not ready after {engine.spec.config.start_timeout_s:.0f} s: "
-                    f"raise engine.start_timeout_s, or read its log {engine.log}"
-                )
-            waited = time.monotonic() - started
-            progress(f"{engine.spec.role} engine starting, {waited:.0f} s: {last_line(engine.log)}")
-        answer = connection.getresponse()
-        text = answer.read()
-    except ConnectionError:  # nobody holds the port any more
-        code = engine.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        cause = root_cause(engine.log)
-        raise EngineError(f"the {engine.spec.role} engine {how}: {cause} (log: {engine.log})") from None
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise EngineError(
-            f"the {engine.spec.role} engine refused its first request: {text.decode()} (log: {engine.log})"
-        )
-    return json.loads(text) if text else {}

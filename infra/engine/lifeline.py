@@ -3,8 +3,8 @@
     owner ... guardian (own session) -- API server (own process group) -- EngineCore -- workers
 
 The guardian waits on two things: the lifeline, a pipe whose writing end only the owner holds, and the API server. When
-either ends, whatever the reason, nothing of the engine survives it. It reports on the status pipe: the server's pid when
-it starts, its exit code when the last process is gone.
+either ends, whatever the reason, nothing of the engine survives it. It reports on the status pipe: the server's pid
+when it starts, its exit code when the last process is gone.
 """
 
 import contextlib

@@ -4,33 +4,62 @@ One nursery per owner process, started with its first engine. It lives as long a
 process that has touched CUDA cannot be forked.
 """
 
+import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from infra.engine.errors import EngineError
 from infra.engine.failure import root_cause
 from infra.engine.lifeline import guard
+from infra.engine.ready import PROGRESS_S
 
-# What the API server, EngineCore and worker processes import while they start.
+# What the API server, EngineCore and worker processes would import one after the other while they start.
 PRELOAD = (
     "infra.engine.middleware",
-    "infra.engine.plugin",
+    "infra.engine.quirks",
+    "infra.engine.server",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
     "uvloop",
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.cohere.api_router",
+    "vllm.entrypoints.generate.api_router",
+    "vllm.entrypoints.generate.structured_decisions.api_router",
+    "vllm.entrypoints.openai.chat_completion.batch_serving",
+    "vllm.entrypoints.openai.models.api_router",
+    "vllm.entrypoints.openai.responses.api_router",
+    "vllm.entrypoints.rl.factories",
+    "vllm.entrypoints.rl.online.api_router",
+    "vllm.entrypoints.scale_out.derender.api_router",
+    "vllm.entrypoints.scale_out.render.api_router",
+    "vllm.entrypoints.scale_out.token_in_token_out.api_router",
+    "vllm.entrypoints.serve.instrumentator.metrics",
+    "vllm.entrypoints.serve.profile.api_router",
+    "vllm.entrypoints.serve.tokenize.api_router",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.llama_eagle3",
+    "vllm.model_executor.models.qwen3",
+    "vllm.renderers.hf",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.core.sched.scheduler",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.worker.cpu_worker",
-    "vllm.model_executor.models.llama",
-    "vllm.model_executor.models.qwen3",
 )
 
 
@@ -60,21 +89,28 @@ class Nursery:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def fork(self, flags: list[str], env: dict[str, str], threads: int, fds: list[int]) -> None:
+    def fork(
+        self, flags: list[str], env: dict[str, str], threads: int, fds: list[int], tick: Callable[[], None]
+    ) -> None:
         """Fork one engine.
 
         fds: log file, listening socket, lifeline (reading end), status pipe (writing end).
+        tick: called every few seconds while vLLM is still being imported; may raise to give up.
         Raises EngineError when the nursery has died.
         """
         request = json.dumps({"flags": flags, "env": env, "threads": threads}).encode()
         with self._lock:
             try:
-                self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * len(request))
                 socket.send_fds(self._control, [request], fds)
+                while not select.select([self._control], [], [], PROGRESS_S)[0]:
+                    tick()
                 if self._control.recv(16) == b"forked":
                     return
-            except OSError:
-                pass  # the same as end of file: told below, with the nursery's own words
+            except ConnectionError:
+                pass  # told below, with the nursery's own words
+            except BaseException:
+                self._process.kill()  # it would answer a question that nobody waits for any more
+                raise
         self._process.wait()
         raise EngineError(f"vLLM cannot be imported: {root_cause(self._log)} (log: {self._log})")
 
@@ -84,6 +120,9 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for module in PRELOAD:
         importlib.import_module(module)
+    # vLLM collects garbage six times while it starts: half a second each over all that was imported, if not frozen.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guardians report through their pipes; nobody waits for them
     while True:
         request, fds, _, _ = socket.recv_fds(control, 1 << 20, 4)

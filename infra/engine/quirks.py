@@ -1,36 +1,58 @@
-"""Faults of vLLM 0.32 that stay silent, mended in its own processes. One function each; `tests/engine` holds a test for
-each that fails once vLLM no longer needs it.
+"""Faults of vLLM 0.32 that stay silent, mended in its own processes: one function each, and for each a test in
+`tests/engine` that fails once vLLM no longer needs it.
 """
+
+import fcntl
+import os
+from functools import partial
 
 
 def apply() -> None:
-    """Mend everything that this platform needs. May be called again."""
+    """Mend everything that this platform needs. Called once in each process that vLLM executes."""
     from vllm.platforms import current_platform
 
+    save_only_requested_hidden_states()
     if current_platform.is_cpu():
         expand_sampling_parameters()
         save_hidden_states_without_cuda()
 
 
 def expand_sampling_parameters() -> None:
-    """Speculative decoding at temperature > 0 divides logits by uninitialised memory on CPU: the C++ kernel writes the
-    expanded temperature, top_p and top_k into an int64 copy of the output that nobody reads."""
+    """Speculative decoding at temperature > 0 divides logits by uninitialised memory on CPU: the kernel that repeats
+    a request's temperature, top_p and top_k for its draft tokens writes them into an int64 copy that nobody reads."""
     from vllm.utils import cpu_triton_utils
 
     cpu_triton_utils._expand_kernel_impl = _expand
 
 
 def _expand(output, input, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None) -> None:
-    """output [tokens]: input [requests] repeated by each request's number of tokens, `replace_from` replaced."""
+    """output [tokens]: input [requests], each repeated up to its cumulative number of tokens, `replace_from` replaced
+    by `replace_to`."""
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(input == replace_from, torch.full_like(input, replace_to), input)
-    output.copy_(values.repeat_interleave(counts.long()))
+    output.copy_(values.repeat_interleave(counts))
+
+
+def save_only_requested_hidden_states() -> None:
+    """The hidden-states connector writes a file for every request; those that nobody asked for would fill the disk."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as connector
+
+    build = connector.ExampleHiddenStatesConnector.build_connector_meta
+
+    def build_for_requested(self, scheduler_output):
+        meta = build(self, scheduler_output)
+        for request in scheduler_output.scheduled_new_reqs:
+            if not (request.sampling_params.extra_args or {}).get("kv_transfer_params"):
+                del self._request_filenames[request.req_id], meta.new_req_filenames[request.req_id]
+        return meta
+
+    connector.ExampleHiddenStatesConnector.build_connector_meta = build_for_requested
 
 
 def save_hidden_states_without_cuda() -> None:
-    """The hidden-states connector copies through pinned memory on a CUDA stream, which CPU builds do not have."""
+    """The hidden-states connector copies through pinned memory on a CUDA stream, which a CPU build does not have."""
     from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as connector
 
     connector.ExampleHiddenStatesConnector._submit_async_write = _submit_write
@@ -48,10 +70,6 @@ class _Copied:
 
 def _submit_write(self, pending) -> None:
     """Take a finished request's hidden states out of the KV cache and hand them to the writer threads."""
-    import fcntl
-    import os
-    from functools import partial
-
     import torch
     from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import extract_from_kv_cache
 
