@@ -17,9 +17,12 @@ from flows.cli.exits import FAILED, REFUSED, Stop
 from infra.config import flows as configs
 from infra.config.load import load, presets
 from infra.services import environment, runs
+from infra.store import models
 
 POLL_S = 1.0
 FINAL_LOOK_S = 3.0  # logs and task states arrive a moment after the run's own end
+
+PREPARED = ("package:", "random:")  # sources that Lockstep makes itself; any other is a folder of the user's
 
 FLOWS = {
     "loop": (configs.LoopConfig, "Run the whole loop: rl, drafter, quantize, release."),
@@ -84,6 +87,8 @@ def _command(name: str):
             print(plan.as_json(settings) if as_json else plan.as_text(settings))
             return
         plan.require()
+        if not settings.target.source.startswith(PREPARED):
+            models.check(Path(settings.target.source))
         run_flow(request, settings, local=local, new=new, as_json=as_json)
 
     return command

@@ -1,0 +1,82 @@
+"""The plan that is printed before a run."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from infra.config.flows import LoopConfig, QuantizeFlowConfig, RLFlowConfig
+from infra.config.load import load
+from infra.config.plan import GIB, PlanError, make_plan
+from infra.services import runs
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A loop on a model of known sizes: 1000 x 64 and 64 values in one file, 7 in another."""
+    monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path / "home"))
+    model = tmp_path / "model"
+    model.mkdir()
+    shape = {"hidden_size": 64, "vocab_size": 1000, "num_hidden_layers": 4}
+    (model / "config.json").write_text(json.dumps(shape))
+    for name, shapes in (("a", [[1000, 64], [64]]), ("b", [[7]])):
+        tensors = {f"t{i}": {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for i, s in enumerate(shapes)}
+        header = json.dumps(tensors | {"__metadata__": {"format": "pt"}}).encode()
+        (model / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return load(LoopConfig, preset="tiny", overrides=[f"target.source={model}"])
+
+
+def test_sizes_come_from_the_model_folder(config):
+    plan = make_plan("loop", config)
+    assert plan.model.parameters == 64071
+    assert plan.sync == 4 * 64071
+    assert plan.syncs == config.rl.steps
+    tokens = sum(s.prompts for s in config.drafter.traffic) * (64 + config.drafter.max_new_tokens)
+    assert plan.hidden_states == tokens * 4 * 64 * 4
+
+
+def test_the_capture_budget_bounds_the_hidden_states(config):
+    small = config.model_copy(update={"drafter": config.drafter.model_copy(update={"capture_budget_gib": 1e-6})})
+    assert make_plan("loop", small).hidden_states == int(1e-6 * GIB)
+
+
+def test_a_flow_without_training_plans_no_sync(config):
+    plan = make_plan("quantize", config.narrow(QuantizeFlowConfig))
+    assert plan.syncs == 0
+    assert plan.memory < make_plan("rl", config.narrow(RLFlowConfig)).memory
+
+
+@pytest.mark.parametrize("what", ["memory", "disk"])
+def test_too_little_is_one_line_with_both_figures_and_a_cure(config, what):
+    plan = make_plan("loop", config).model_copy(update={f"{what}_free": GIB // 1024})
+    with pytest.raises(PlanError) as error:
+        plan.model_copy(update={what: 3 * GIB}).require()
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"too little {what}: loop needs about 3.0 GiB, 0.0 GiB are free; ")
+
+
+def test_a_model_that_is_not_prepared_leaves_its_figures_open(config):
+    unprepared = config.model_copy(update={"target": config.target.model_copy(update={"source": "random:llama"})})
+    plan = make_plan("loop", unprepared)
+    assert (plan.model, plan.memory, plan.disk, plan.sync) == (None, None, None, None)
+    plan.require()
+    assert "first run" in plan.as_text(unprepared)
+
+
+def test_minutes_are_those_of_the_same_configuration_else_of_the_same_target(config):
+    assert make_plan("loop", config).minutes is None
+    with runs.claim("loop", config) as key:
+        pass
+    run = runs.read(key)
+    runs._write(run.model_copy(update={"finished": run.started + timedelta(minutes=6), "flow_run_ids": ["one"]}))
+    assert make_plan("loop", config).minutes == pytest.approx(6)
+    other = config.model_copy(update={"rl": config.rl.model_copy(update={"lr": 1e-3})})
+    assert make_plan("loop", other).minutes == pytest.approx(6)
+
+
+def test_the_text_names_every_setting_and_the_json_holds_both(config):
+    plan = make_plan("loop", config)
+    assert "  rl.lr = 1e-05" in plan.as_text(config)
+    printed = json.loads(plan.as_json(config))
+    assert printed["config"]["target"]["name"] == "tiny"
+    assert printed["plan"]["sync"] == plan.sync
