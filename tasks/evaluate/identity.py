@@ -8,37 +8,50 @@ Outputs = Mapping[str, Sequence[Sequence[int]]]  # by domain, generated token id
 
 
 def identity_rows(
-    without: Outputs, again: Outputs, with_speculation: Outputs, *, subject: str, prefix: str = "", **labels
+    without: Outputs,
+    with_speculation: Outputs,
+    *,
+    again: Outputs | None = None,
+    subject: str,
+    prefix: str = "",
+    **labels,
 ) -> list[dict]:
-    """Evidence rows output_identity (`with_speculation` against `without`) and output_identity_noise (`again`, a second
-    run without speculation, against `without`): the share of prompts answered by the same tokens, n = prompts, and
-    output_agreement: the mean share of an answer's tokens before the first that differs.
+    """Evidence rows of answers to the same prompts at temperature 0, per domain, n = prompts.
 
-    All three answer the same prompts at temperature 0. Raises ValueError when they do not match in number.
+    output_identity: share of prompts that `with_speculation` answers with the same tokens as `without`.
+    output_agreement: mean share of an answer's tokens before the first that differs.
+    output_identity_noise: identity of `again`, a second run without speculation, where there was one.
+    Raises ValueError when the numbers of answers differ.
     """
-    rows = []
-    for domain in without:
-        same, agreement = _agreement(without[domain], with_speculation[domain])
-        noise, _ = _agreement(without[domain], again[domain])
-        n = len(without[domain])
-        for figure, value in (
-            ("output_identity", same),
-            ("output_identity_noise", noise),
-            ("output_agreement", agreement),
-        ):
-            rows.append(row(f"{prefix}{figure}", value, n=n, unit="share", subject=subject, domain=domain, **labels))
-    return rows
+    figures = {"output_identity": (_identity, with_speculation), "output_agreement": (_agreement, with_speculation)}
+    if again is not None:
+        figures["output_identity_noise"] = (_identity, again)
+    return [
+        row(
+            f"{prefix}{figure}",
+            _mean(share, without[domain], other[domain]),
+            n=len(without[domain]),
+            unit="share",
+            subject=subject,
+            domain=domain,
+            **labels,
+        )
+        for domain in without
+        for figure, (share, other) in figures.items()
+    ]
 
 
-def _agreement(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Share of pairs that are equal, and mean share of tokens before the first difference."""
+def _mean(share, one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> float:
     if len(one) != len(other):
         raise ValueError(f"{len(one)} answers against {len(other)}: compare runs on the same prompts")
-    pairs = list(zip(one, other, strict=True))
-    return sum(list(a) == list(b) for a, b in pairs) / len(pairs), sum(_shared(a, b) for a, b in pairs) / len(pairs)
+    return sum(share(a, b) for a, b in zip(one, other, strict=True)) / len(one)
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> float:
+def _identity(a: Sequence[int], b: Sequence[int]) -> float:
+    return float(list(a) == list(b))
+
+
+def _agreement(a: Sequence[int], b: Sequence[int]) -> float:
     longest = max(len(a), len(b))
     first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return first / longest if longest else 1.0

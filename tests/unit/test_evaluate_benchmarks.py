@@ -16,20 +16,20 @@ def test_questions_are_well_formed_and_the_expected_choice_scores(name):
     for question in found:
         assert question.task == name and question.prompt
         if question.choices:
-            assert question.choices.count(question.expected) == 1
             assert [benchmark(name).judge(question, choice) for choice in question.choices].count(1.0) == 1
+        assert name == "humaneval" or benchmark(name).judge(question, question.expected) == 1
 
 
 def test_a_seed_fixes_the_questions_and_their_digest():
-    names = ["hellaswag", "needle"]
+    names = ["hellaswag", "capitals"]
     assert load(names, 20, seed=1) == load(names, 20, seed=1)
     assert digest(load(names, 20, seed=1)) != digest(load(names, 20, seed=2))
-    assert [q.task for q in load(names, 3, seed=0)] == ["hellaswag"] * 3 + ["needle"] * 3
+    assert [q.task for q in load(names, 3, seed=0)] == ["hellaswag"] * 3 + ["capitals"] * 3
     assert len(load(["gsm8k"], 1000, seed=0)) == 100
 
 
 def test_an_unknown_benchmark_is_refused_with_those_that_exist():
-    with pytest.raises(ValueError, match="no benchmark 'gsm9k': use gsm8k, hellaswag"):
+    with pytest.raises(ValueError, match="no benchmark 'gsm9k': use capitals, gsm8k, hellaswag"):
         load(["gsm9k"], 1, seed=0)
 
 
@@ -41,10 +41,12 @@ def test_gsm8k_reads_the_last_number(text, score):
     assert benchmark("gsm8k").judge(Question(id="x", task="gsm8k", prompt="?", expected="1230"), text) == score
 
 
-@pytest.mark.parametrize("text, score", [("Tayo.", 1), ("It is Tayo", 1), ("Tayo and Hubert", 0), ("Ayan", 0), ("", 0)])
-def test_needle_wants_one_name(text, score):
-    prompt = "Tayo accepts the color red. Ayan bears rugby. Hubert values pandas. \nWho accepts the color red? Name?"
-    assert benchmark("needle").judge(Question(id="x", task="needle", prompt=prompt, expected="Tayo"), text) == score
+@pytest.mark.parametrize(
+    "text, score", [("The capital is Bogota.", 1), ("BOGOTÁ", 1), ("Medellín", 0), ("Bogotana", 0), ("", 0)]
+)
+def test_capitals_look_past_accents_and_case(text, score):
+    question = Question(id="x", task="capitals", prompt="What is the capital of Colombia?", expected="Bogotá")
+    assert benchmark("capitals").judge(question, text) == score
 
 
 def test_humaneval_runs_the_tests_on_whole_functions_and_on_bodies():

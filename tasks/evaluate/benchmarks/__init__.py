@@ -2,7 +2,7 @@
 
 from tasks.evaluate.benchmarks.base import Benchmark
 
-NAMES = ("gsm8k", "hellaswag", "humaneval", "needle", "truthfulqa")
+NAMES = ("capitals", "gsm8k", "hellaswag", "humaneval", "truthfulqa")
 
 
 def benchmark(name: str) -> Benchmark:

@@ -1,0 +1,178 @@
+"""The steps of quantizing. Arguments and results are JSON, so that a finished step is not done again."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.cluster.session import session
+from infra.config.flows import QuantizeFlowConfig
+from infra.config.quant import QuantizeConfig
+from infra.config.target import EngineConfig, TargetConfig
+from infra.engine.pin import engine_pin, hardware
+from infra.engine.spec import EngineHandle, EngineSpec, Role, Speculation
+from infra.lineage.lineage import Lineage
+from infra.lineage.source import base_version
+from infra.lineage.versions import Version
+from infra.services.home import home
+from infra.services.prefect import durable
+from infra.services.progress import report
+from infra.services.spans import Spans
+from infra.store.open import open_store
+from infra.store.refs import ArtifactRef
+from tasks.evaluate import evidence, questions
+from tasks.evaluate.acceptance import Measurement
+from tasks.quant import figures, view
+from tasks.quant.data_free import quantize
+from tasks.quant.schemes import check, local_device
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COMMAND = "lockstep quantize"
+TABLE = "evidence.parquet"
+Prompts = dict[str, list[list[int]]]
+
+
+class Chosen(BaseModel):
+    """What is quantized, and the drafter that is tried on the quant."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: Version
+    drafter: Version | None
+
+
+class Made(BaseModel):
+    """An artifact that a step made, and where its seconds went."""
+
+    model_config = ConfigDict(frozen=True)
+
+    artifact: ArtifactRef
+    spans: dict[str, float]
+
+
+class Tried(BaseModel):
+    """What a drafter did on the quant, and where the seconds went."""
+
+    measurement: Measurement
+    spans: dict[str, float]
+
+
+@durable(name="choose what is quantized")
+def choose(config: TargetConfig, target: str | None, drafter: str | None, run: str) -> Chosen:
+    """The target and drafter given as labels, else the target that `config` means and its newest drafter. Kept with
+    the run: there may be newer ones when it resumes."""
+    lineage = Lineage()
+    version = lineage.get(target) if target else base_version(lineage, open_store(), config)
+    drafters = lineage.drafters(version)
+    return Chosen(target=version, drafter=lineage.get(drafter) if drafter else next(iter(drafters), None))
+
+
+@durable(name="quantize weights")
+def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) -> Made:
+    """The quantized copy of `target` in the store.
+
+    Raises SchemeError before any work when the model or this machine's engine, with activations of `dtype`, cannot use
+    the scheme, ValueError when a benchmark of `config.tasks` does not exist.
+    """
+    store, spans = open_store(), Spans()
+    questions.load(config.tasks, config.task_questions, config.seed)
+    model = store.open(target)
+    check(config, model, local_device(), dtype)
+    home().mkdir(parents=True, exist_ok=True)  # beside the store, which then shares the files instead of copying them
+    with tempfile.TemporaryDirectory(prefix="quantize-", dir=home()) as folder, spans.measure("quantize"):
+        report(f"quantizing to {config.scheme}")
+        quantize(model, config, Path(folder))
+        artifact = store.put(Path(folder), "quant", producer=f"{COMMAND} {config.scheme}", inputs=[target])
+    return Made(artifact=artifact, spans=spans.seconds)
+
+
+@durable(name="look at base")
+def look_at_base(target: Version, prompts: Prompts, config: QuantizeFlowConfig, run: str) -> Made:
+    """What the target answers, how likely it finds its answers, and how it does on the questions."""
+    return _look(target, prompts, None, config)
+
+
+@durable(name="look at quant")
+def look_at_quant(quant: Version, prompts: Prompts, base: ArtifactRef, config: QuantizeFlowConfig, run: str) -> Made:
+    """The same of the quant, on the answers of the base that `look_at_base` kept."""
+    return _look(quant, prompts, base, config)
+
+
+@durable(name="try drafter on quant")
+def try_drafter(quant: Version, drafter: Version, prompts: Prompts, config: QuantizeFlowConfig, run: str) -> Tried:
+    """Acceptance and speed of the target's drafter when it proposes for the quant."""
+    store, spans = open_store(), Spans()
+    speculation = Speculation(
+        method=config.drafter.kind,
+        model=store.open(drafter.artifact),
+        num_speculative_tokens=config.drafter.num_speculative_tokens,
+    )
+    spec = _spec(store.open(quant.artifact), config.engine, speculation)
+    with _serve(spec, spans) as handle, spans.measure("engine"):
+        report(f"measuring {drafter.label} on {quant.label}")
+        measurement = view.speculate(handle, prompts, config.drafter, quant.subject)
+    return Tried(measurement=measurement, spans=spans.seconds)
+
+
+@durable(name="write evidence")
+def write_evidence(
+    target: Version,
+    quant: Version,
+    base: ArtifactRef,
+    copy: ArtifactRef,
+    tried: Measurement | None,
+    prompts: Prompts,
+    config: QuantizeFlowConfig,
+) -> ArtifactRef:
+    """The evidence table about the quant in the store, from the views of its base and of itself."""
+    store = open_store()
+    rows = figures.rows(
+        view.View.read(store.open(base)),
+        view.View.read(store.open(copy)),
+        tried,
+        config=config.quantize,
+        artifacts=(target.artifact, quant.artifact),
+        prompts=prompts,
+        subject=quant.subject,
+        concurrency=config.drafter.eval_concurrency,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        table = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=COMMAND)
+        evidence.write(table, Path(folder) / TABLE)
+        return store.put(Path(folder), "evidence", producer=COMMAND, inputs=[target.artifact, quant.artifact])
+
+
+def read_evidence(artifact: ArtifactRef) -> "pd.DataFrame":
+    """The table that `write_evidence` wrote."""
+    return evidence.read(open_store().open(artifact) / TABLE)
+
+
+def _look(version: Version, prompts: Prompts, base: ArtifactRef | None, config: QuantizeFlowConfig) -> Made:
+    store, spans = open_store(), Spans()
+    model = store.open(version.artifact)
+    answered = view.View.read(store.open(base)).speed if base else None
+    with _serve(_spec(model, config.engine), spans) as handle, spans.measure("engine"):
+        report(f"asking {version.label}")
+        seen = view.look(handle, model, prompts, answered, config.quantize, config.drafter, version.subject)
+    with tempfile.TemporaryDirectory() as folder:
+        seen.write(Path(folder))
+        artifact = store.put(Path(folder), "view", producer=COMMAND, inputs=[version.artifact])
+    return Made(artifact=artifact, spans=spans.seconds)
+
+
+def _spec(model: Path, engine: EngineConfig, speculation: Speculation | None = None) -> EngineSpec:
+    return EngineSpec(model=model, role=Role.eval, config=engine, speculation=speculation)
+
+
+@contextmanager
+def _serve(spec: EngineSpec, spans: Spans) -> Iterator[EngineHandle]:
+    with ExitStack() as stack:
+        with spans.measure("engine_start"):
+            report("starting an engine")
+            handle = stack.enter_context(session().engine(spec))
+        yield handle
