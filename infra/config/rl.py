@@ -124,6 +124,13 @@ class RLConfig(Section):
     eval_prompts: int = Field(64, ge=1)
     """Held-out prompts of each environment, scored before the first and after the last step at temperature 0. An
     environment with fewer distinct ones is scored on those."""
+    general_questions: list[str] = ["hellaswag", "truthfulqa"]
+    """Benchmarks (`tasks/evaluate/benchmarks`) asked before the first and after the last step, so that a target that
+    learns its environments and forgets the rest is noticed; empty asks none."""
+    general_questions_each: int = Field(24, ge=1)
+    """Questions of each of them."""
+    general_max_new_tokens: int = Field(64, ge=1)
+    """Longest answer to one that is answered in words, tokens."""
     checkpoint_every: int = Field(1, ge=1)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)

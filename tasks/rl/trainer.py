@@ -105,8 +105,8 @@ class Trainer:
         return out
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight under its Hugging Face name, a tied head included."""
-        for name, weight in self.model.state_dict().items():
+        """Every parameter under its Hugging Face name; one that is tied to another appears once."""
+        for name, weight in self.model.named_parameters():
             yield name, weight.detach()
 
     def _logprobs(self, model: torch.nn.Module, micro: MicroBatch, temperature: float) -> torch.Tensor:
