@@ -1,0 +1,289 @@
+"""One Ray session per process: engines and workers are started through it and end with it."""
+
+import atexit
+import logging
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from infra.cluster.placement import PlacementError, Resources
+from infra.engine.errors import EngineError
+from infra.engine.pin import accelerated
+from infra.engine.spec import EngineHandle, EngineSpec
+from infra.services import supervise
+from infra.services.home import home
+from infra.services.record import Record
+
+ADDRESS_VARIABLE = "LOCKSTEP_RAY_ADDRESS"
+_OBJECT_STORE_BYTES = 128 * 2**20  # weights and hidden states never travel through it
+_POLL_S = 2.0
+_FREE_S = 60.0
+_INHERITED = ("LOCKSTEP_", "HF_", "VLLM_", "TRANSFORMERS_", "MLFLOW_", "PREFECT_", "PYTHONPATH")
+
+_current: "Session | None" = None
+_lock = threading.Lock()
+
+
+def session() -> "Session":
+    """The session of this process. Ray starts with its first use, or with `warm_up`."""
+    global _current
+    with _lock:
+        if _current is None or _current.pid != os.getpid():
+            _current = Session()
+            atexit.register(_current.close)
+        return _current
+
+
+class Session:
+    """Use `session()`."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._keeper: _Keeper | None = None
+        self._lock = threading.RLock()
+        self._hosts: list[Any] = []
+        self._shared_host: Any = None
+        self._engines: dict[str, tuple[Any, str]] = {}
+
+    def warm_up(self) -> None:
+        """Start Ray and the import of vLLM in the background, so that the first engine is there sooner."""
+        threading.Thread(target=self._warm_up, daemon=True).start()
+
+    def resources(self) -> Resources:
+        """Devices of the whole cluster."""
+        total = self._ray().cluster_resources()
+        return Resources(total.get("CPU", 0.0), total.get("GPU", 0.0))
+
+    @contextmanager
+    def engine(
+        self,
+        spec: EngineSpec,
+        *,
+        reserve: Resources | None = None,
+        log_dir: Path | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Iterator[EngineHandle]:
+        """An engine for as long as the context is open.
+
+        reserve: devices held for it (`placement.place`); by default its GPUs, and nothing on CPU, where engines share
+            the cores with whatever else runs.
+        log_dir: folder of its log, `home()/logs/engines` by default.
+        progress: called with a line every few seconds while it starts.
+        Raises EngineError with the engine's own root cause, PlacementError when its devices cannot be had.
+        """
+        reserve = reserve or Resources(0, spec.config.tensor_parallel if accelerated() else 0)
+        group, host = self._host(reserve, log_dir)
+        name = uuid.uuid4().hex
+        try:
+            handle = self._start(host, name, spec, progress)
+            self._engines[handle.url] = (host, name)
+            try:
+                yield handle
+            finally:
+                del self._engines[handle.url]
+        finally:
+            self._let_go(host, name, group)
+
+    def alive(self, handle: EngineHandle) -> bool:
+        """Whether an engine of this session still runs."""
+        host, name = self._engines[handle.url]
+        return self.result(host.alive.remote(name))
+
+    def actor(
+        self, cls: type, *args: Any, cpus: float = 1, gpus: float = 0, threads: int | None = None, **kwargs: Any
+    ) -> Any:
+        """An instance of `cls` in a process of its own: call `actor.method.remote(...)`, get results by `result`.
+
+        cpus, gpus: devices held for it.
+        threads: torch and OpenMP threads; as many as whole CPUs are reserved by default.
+        It ends with this process's last reference to it, with the session, or with this process, and its devices are
+        free again. It is never restarted here.
+        Raises PlacementError when its devices cannot be had.
+        """
+        ray = self._ray()
+        env = self._environment() | {"OMP_NUM_THREADS": str(threads or max(1, int(cpus)))}
+        reserve = Resources(cpus, gpus)
+        group = self._reserve(reserve)
+        remote = ray.remote(cls).options(runtime_env={"env_vars": env}, **_options(reserve, group))
+        handle = remote.remote(*args, **kwargs)
+        if group is not None:
+            weakref.finalize(handle, self._free, group).atexit = False
+        return handle
+
+    def result(self, reference: Any, timeout_s: float | None = None) -> Any:
+        """What a remote call returned. Raises what it raised, as it was, and GetTimeoutError after `timeout_s`."""
+        ray = self._ray()
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
+    def close(self) -> None:
+        """End every engine and worker, and Ray itself if this process started it. May be called again."""
+        with self._lock:
+            if self._keeper is None or self.pid != os.getpid():
+                return
+            import ray
+
+            for host in self._hosts:
+                ray.kill(host)
+            self._hosts, self._shared_host = [], None
+            self._keeper.close()
+            self._keeper = None
+
+    # Ray
+
+    def _ray(self):
+        import ray
+
+        with self._lock:
+            if self._keeper is None:
+                self._keeper = _Keeper()
+        return ray
+
+    def _environment(self) -> dict[str, str]:
+        """Variables that a worker on another machine, or of a Ray that was started elsewhere, would not have."""
+        if self._keeper.local:
+            return {}
+        return {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
+
+    def _warm_up(self) -> None:
+        self._ray()
+        if not accelerated():
+            self._host(Resources(), None)
+
+    # Engines
+
+    def _host(self, reserve: Resources, log_dir: Path | None) -> tuple[Any, Any]:
+        """(placement group or None, host). Engines without a reservation share one host, which forks them; on GPUs each
+        has its own, which Ray gives its devices."""
+        ray = self._ray()
+        from infra.cluster.engines import EngineHost
+
+        shared = log_dir is None and reserve == Resources()
+        with self._lock:
+            if shared and self._shared_host is not None:
+                return None, self._shared_host
+            group = self._reserve(reserve)
+            options = {"max_concurrency": 16, "runtime_env": {"env_vars": self._environment()}}
+            host = (
+                ray.remote(EngineHost)
+                .options(**options, **_options(reserve, group))
+                .remote(log_dir or home() / "logs" / "engines", not accelerated())
+            )
+            self._hosts.append(host)
+            if shared:
+                self._shared_host = host
+        return group, host
+
+    def _start(self, host: Any, name: str, spec: EngineSpec, progress: Callable[[str], None] | None) -> EngineHandle:
+        ray = self._ray()
+        starting = host.start.remote(name, spec)
+        told = ""
+        while not ray.wait([starting], timeout=_POLL_S)[0]:
+            line = self.result(host.line.remote(name))
+            if progress and line != told:
+                progress(line)
+                told = line
+        try:
+            return self.result(starting)
+        except ray.exceptions.RayActorError as error:
+            raise EngineError(f"the process that starts engines has died: {error}") from error
+
+    def _let_go(self, host: Any, name: str, group: Any) -> None:
+        ray = self._ray()
+        with suppress(ray.exceptions.RayActorError):  # its engines have died with it
+            self.result(host.stop.remote(name))
+        if host is not self._shared_host:
+            self._hosts.remove(host)
+            ray.kill(host)
+        self._free(group)
+
+    def _free(self, group: Any) -> None:
+        if group is not None and self._keeper is not None:
+            self._ray().util.remove_placement_group(group)
+
+    def _reserve(self, need: Resources) -> Any:
+        """A placement group of one bundle, or None when nothing is reserved."""
+        if need == Resources():
+            return None
+        ray = self._ray()
+        total, free = ray.cluster_resources(), ray.available_resources()
+        if need.cpus > total.get("CPU", 0) or need.gpus > total.get("GPU", 0):
+            have = Resources(total.get("CPU", 0.0), total.get("GPU", 0.0))
+            raise PlacementError(f"a worker needs {need}, the whole cluster has {have}")
+        bundle = {kind: amount for kind, amount in (("CPU", need.cpus), ("GPU", need.gpus)) if amount}
+        group = ray.util.placement_group([bundle], strategy="STRICT_PACK")
+        if not group.wait(_FREE_S):
+            ray.util.remove_placement_group(group)
+            have = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0))
+            raise PlacementError(f"a worker needs {need}, but only {have} are free: other workers hold the rest")
+        return group
+
+
+class _Keeper:
+    """A thread that connects to Ray and then lives as long as the connection: the kernel ends the processes of a local
+    Ray together with the thread that started them, and callers' threads come and go."""
+
+    def __init__(self) -> None:
+        self.local = False
+        self._error: BaseException | None = None
+        self._connected, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
+        self._thread.start()
+        self._connected.wait()
+        if self._error:
+            raise self._error
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        import ray
+
+        try:
+            self._connect(ray)
+        except BaseException as error:  # raised in the caller's thread
+            self._error = error
+            return
+        finally:
+            self._connected.set()
+        self._closing.wait()
+        ray.shutdown()
+
+    def _connect(self, ray) -> None:
+        address = os.environ.get(ADDRESS_VARIABLE) or _started_by_up()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+        if address:
+            try:
+                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+            except ConnectionError as error:
+                raise PlacementError(
+                    f"no Ray cluster answers at {address}: start it, or unset {ADDRESS_VARIABLE}"
+                ) from error
+            return
+        self.local = True
+        ray.init(num_cpus=len(os.sched_getaffinity(0)), object_store_memory=_OBJECT_STORE_BYTES, **quiet)
+
+
+def _options(reserve: Resources, group: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_cpus": reserve.cpus, "num_gpus": reserve.gpus}
+    if group is not None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group)
+    return options
+
+
+def _started_by_up() -> str | None:
+    """Address of the Ray that `lockstep up --ray` started and that still runs."""
+    record = Record.read("ray")
+    return record.address if record and supervise.alive(record) else None
