@@ -78,7 +78,7 @@ def deploy(say: Callable[[str], None]) -> None:
         text=True,
     )
     if done.returncode:
-        raise ServiceError(f"the flows could not be deployed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+        return say(f"the flows could not be deployed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     stamp.write_text(digest)
 
 

@@ -1,0 +1,54 @@
+"""The services of one machine, started once a session in a home of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.services.home import home
+
+LOCKSTEP = Path(sys.executable).with_name("lockstep")
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory) -> dict[str, str]:
+    """Environment of a machine on which nothing has run; prepared models are shared with the usual home."""
+    here = tmp_path_factory.mktemp("home")
+    for shared in ("models", "packages"):
+        (home() / shared).mkdir(parents=True, exist_ok=True)
+        (here / shared).symlink_to(home() / shared)
+    usual = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "LOCKSTEP_"))}
+    return usual | {"LOCKSTEP_HOME": str(here), "PYTHONPATH": str(Path(__file__).parent)}
+
+
+@pytest.fixture(scope="session")
+def lockstep(machine) -> Callable[..., subprocess.CompletedProcess]:
+    """`lockstep(*arguments)` on that machine."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run([LOCKSTEP, *arguments], env=machine, capture_output=True, text=True)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def services(lockstep, machine) -> Iterator[dict[str, str]]:
+    """The machine's environment, with Prefect's server and worker and MLflow running."""
+    started = lockstep("up")
+    try:
+        assert started.returncode == 0, started.stderr
+        yield machine
+    finally:
+        stopped = lockstep("down")
+    assert stopped.returncode == 0, stopped.stderr
+
+
+@pytest.fixture(scope="session")
+def prefect_api(services) -> str:
+    """Address of the session's Prefect API."""
+    record = json.loads((Path(services["LOCKSTEP_HOME"]) / "services/prefect.json").read_text())
+    return f"{record['address']}/api"
