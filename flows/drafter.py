@@ -1,0 +1,109 @@
+"""Drafter: teach a head the target's own answers, and measure what the engine accepts of its proposals."""
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from flows.outcome import Outcome
+from flows.traffic import traffic
+from infra.config.flows import DrafterFlowConfig
+from infra.lineage.lineage import Lineage
+from infra.services.progress import report
+from infra.services.runs import RunKey, claim, keep_outcome
+from tasks.drafter.steps import (
+    answer_prompts,
+    capture_states,
+    choose,
+    measure_drafter,
+    read_evidence,
+    train_head,
+    trainer,
+    write_evidence,
+)
+from tasks.drafter.text import markdown, metrics, records, total
+
+
+class DrafterOutcome(Outcome):
+    """What making a drafter came to. drafter, target: labels; started_from: the drafter it was warmed from, if any.
+
+    acceptance_before, acceptance: acceptance length by domain.
+    """
+
+    drafter: str
+    target: str
+    started_from: str | None
+    acceptance_before: dict[str, float]
+    acceptance: dict[str, float]
+
+
+@flow(name="drafter")
+def drafter(
+    config: DrafterFlowConfig,
+    run: RunKey | None = None,
+    parent_run: str | None = None,
+    target: str | None = None,
+) -> DrafterOutcome:
+    """Make a drafter for a target: its answers, their hidden states, a trained head, and its acceptance when served.
+
+    target: a label such as `smol/2`; the newest version by default. run, parent_run: the run that this is a phase of,
+    and its MLflow run.
+    """
+    name, lineage = config.target.name, Lineage()
+    with claim("drafter", config, run) as key, lineage.run(key, "drafter", parent_run, model=name) as mlflow_run:
+        chosen = choose(config.target, config.drafter.warm_start, target, key)
+        report(f"a drafter for {chosen.target.label}")
+        prompts = traffic(config, chosen.target.artifact)
+        answers = answer_prompts(chosen.target, prompts, config, key)
+        with trainer(config):
+            states = capture_states(chosen.target.artifact, answers.train, config, key)
+            previous = chosen.previous and chosen.previous.artifact
+            trained = train_head(chosen.target.artifact, states.artifact, previous, config)
+        made = lineage.register_drafter(
+            name,
+            trained.head,
+            target=chosen.target,
+            parent=chosen.previous,
+            inputs=[states.artifact],
+            run_id=mlflow_run.id,
+            config=config,
+            tags={"lockstep.drafter_kind": config.drafter.kind},
+        )
+
+        start = previous or trained.start
+        before = measure_drafter(chosen.target, start, made.subject, prompts, None, config, suffix="_before")
+        after = measure_drafter(chosen.target, trained.head, made.subject, prompts, trained.result.expected, config)
+        evidence = write_evidence(
+            chosen.target,
+            made,
+            states,
+            trained,
+            answers.plain,
+            before.measurement,
+            after.measurement,
+            prompts,
+        )
+        lineage.attach_evidence(made, evidence)
+
+        table, curve = read_evidence(evidence)
+        lengths = table[table["figure"].isin(["acceptance_length", "acceptance_length_before"])]
+        by_figure = {f: dict(zip(g["domain"], g["value"], strict=True)) for f, g in lengths.groupby("figure")}
+        outcome = DrafterOutcome(
+            run=key,
+            mlflow_run_id=mlflow_run.id,
+            spans=total(answers.spans, states.spans, trained.spans, before.spans, after.spans),
+            evidence=evidence,
+            drafter=made.label,
+            target=chosen.target.label,
+            started_from=chosen.previous and chosen.previous.label,
+            acceptance_before=by_figure.get("acceptance_length_before", {}),
+            acceptance=by_figure.get("acceptance_length", {}),
+        )
+        mlflow_run.log_metrics(metrics(table))
+        mlflow_run.log_steps(curve)
+        mlflow_run.set_tags({"target_version": outcome.target, "drafter_version": outcome.drafter})
+        title = f"{outcome.drafter} for {outcome.target}"
+        create_table_artifact(key="acceptance", table=records(table), description=title)
+        create_markdown_artifact(key="drafter", markdown=markdown(title, table))
+        report(title)
+        if run is None:
+            keep_outcome(key, outcome)
+        return outcome

@@ -1,0 +1,107 @@
+"""The folder of a drafter: what vLLM loads, and beside it what the drafter is, for the contract check."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    import torch
+
+CARD = "lockstep.json"
+PROBE = "probe.npz"
+
+
+class DrafterCard(BaseModel):
+    """What a drafter was trained for.
+
+    layer_ids: auxiliary layers, as captured. target_tokenizer: digest of the target's tokenizer. tokens: rows trained
+    on, in all. num_speculative_tokens: proposals per target pass that it was judged by.
+    """
+
+    kind: str = "eagle3"
+    layer_ids: list[int]
+    target_tokenizer: str
+    draft_vocab_size: int
+    draft_vocab_coverage: float
+    num_speculative_tokens: int
+    tokens: int
+    dtype: str
+
+
+def export(
+    model: "torch.nn.Module",
+    folder: Path,
+    card: DrafterCard,
+    probe: tuple["torch.Tensor", "torch.Tensor"],
+    dtype: "torch.dtype",
+) -> None:
+    """Write `model` (speculators' class) with weights in `dtype` to `folder`.
+
+    probe: (auxiliary states [rows, aux_layers * hidden_size], input ids [rows]) of one sequence, stored with the logits
+    that the trained model gives for its last rows.
+
+    The embedding is left out: the engine then uses the target's own, which is what the head was trained with.
+    """
+    import numpy as np
+    import torch
+
+    state = {
+        name: (w.to(dtype) if w.is_floating_point() else w).contiguous()
+        for name, w in model.state_dict().items()
+        if name != "embed_tokens.weight"
+    }
+    model.save_pretrained(folder, state_dict=state)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    # Writers and engines differ in what they assume where these are absent.
+    config["eagle_aux_hidden_state_layer_ids"] = card.layer_ids
+    for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+        config[flag] = bool(getattr(model.config, flag))
+    # The folder of the target is another on the next machine; lineage names the target.
+    config["speculators_config"]["verifier"]["name_or_path"] = None
+    config["dtype"] = config["transformer_layer_config"]["dtype"] = card.dtype
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+    hidden, input_ids = probe
+    with torch.no_grad():
+        logits = last_logits(model, hidden, input_ids)
+    np.savez(folder / PROBE, hidden=hidden.float().cpu(), input_ids=input_ids.cpu(), logits=logits.float().cpu())
+    (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n")
+
+
+def last_logits(model: "torch.nn.Module", hidden: "torch.Tensor", input_ids: "torch.Tensor") -> "torch.Tensor":
+    """Logits [4, draft_vocab_size] of the first proposal at the last four rows of one sequence."""
+    import torch
+
+    caught: list[torch.Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: caught.append(output))
+    try:
+        device = next(model.parameters()).device
+        positions = torch.arange(len(input_ids))
+        model.eval()
+        model(
+            hidden_states=hidden[None].to(device),
+            input_ids=input_ids[None].to(device),
+            document_ids=torch.zeros_like(positions)[None].to(device),
+            position_ids=positions[None].to(device),
+            ttt_steps=1,
+        )
+    finally:
+        hook.remove()
+    return caught[0][0, -4:]
+
+
+def read_card(folder: Path) -> DrafterCard:
+    """The card of the drafter in `folder`."""
+    return DrafterCard.model_validate_json((folder / CARD).read_text())
+
+
+def tokenizer_digest(model: Path) -> str:
+    """`sha256:` of the tokenizer in a model folder: same digest, same token ids."""
+    for name in ("tokenizer.json", "tokenizer.model", "vocab.json"):
+        if (model / name).is_file():
+            return "sha256:" + hashlib.sha256((model / name).read_bytes()).hexdigest()
+    raise FileNotFoundError(f"{model} has no tokenizer file")

@@ -1,0 +1,173 @@
+"""Captured sequences on disk: tokens, and the target's hidden states at each of them, in checksummed shards.
+
+A shard is `shard-00000.safetensors` (tensor `hidden_states` [positions, layers, hidden]) and `shard-00000.json`, which
+lists its sequences and the sha256 of the former. The JSON is written last: a shard exists if and only if its JSON does,
+so whatever an interruption leaves without one is overwritten by the next.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StatesError(RuntimeError):
+    """Captured states that are not what was asked for."""
+
+
+class Sequence(BaseModel):
+    """One prompt with the target's answer.
+
+    key: names the prompt and how it was answered; unique.
+    token_ids: prompt and answer [tokens].
+    num_prompt_tokens: how many of them are the prompt.
+    finish_reason: `stop` or `length`.
+    offset: first of its `len(token_ids) - 1` positions in the shard (the last token was sampled, never an input).
+    """
+
+    key: str
+    domain: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    finish_reason: str
+    offset: int = 0
+
+    @property
+    def num_states(self) -> int:
+        return len(self.token_ids) - 1
+
+
+class Shard(BaseModel):
+    """What the JSON of a shard holds.
+
+    layer_ids: what was captured, in the order of dimension 1: id k is the residual stream after k layers; the last id
+    is the number of layers, the state that the target's final norm takes.
+    """
+
+    file: str
+    sha256: str
+    bytes: int
+    layer_ids: list[int]
+    sequences: list[Sequence]
+
+
+@dataclass
+class Captured:
+    """A sequence with its states: `states` [len(token_ids) - 1, layers, hidden]."""
+
+    sequence: Sequence
+    states: "torch.Tensor"
+
+
+class StatesWriter:
+    """Appends sequences to `folder`, a shard at a time. As a context manager it closes the last shard at the end.
+
+    folder: may hold shards of an interrupted run; `done` has the keys of their sequences.
+    Raises StatesError when those shards hold other layers.
+    """
+
+    def __init__(self, folder: Path, layer_ids: list[int], shard_bytes: int = 64 * 2**20):
+        self.folder, self.layer_ids, self.shard_bytes = folder, list(layer_ids), shard_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        shards = read_index(folder)
+        for shard in shards:
+            if shard.layer_ids != self.layer_ids:
+                raise StatesError(
+                    f"{folder} holds states of layers {shard.layer_ids}, not {layer_ids}: empty the folder"
+                )
+        self.done = {s.key for shard in shards for s in shard.sequences}
+        self.bytes = sum(shard.bytes for shard in shards)
+        self._number = len(shards)
+        self._open: list[Captured] = []
+        self._open_bytes = 0
+
+    def add(self, captured: Captured) -> None:
+        """Keep one sequence.
+
+        Raises StatesError when its states do not fit its tokens, or are not finite.
+        """
+        sequence, states = captured.sequence, captured.states
+        if states.shape[:2] != (sequence.num_states, len(self.layer_ids)):
+            raise StatesError(
+                f"states of {sequence.key} have shape {list(states.shape)}: expected {sequence.num_states} positions "
+                f"of {len(self.layer_ids)} layers"
+            )
+        if not bool(states.isfinite().all()):
+            raise StatesError(f"states of {sequence.key} are not finite: the target overflows in this dtype")
+        self._open.append(captured)
+        self.done.add(sequence.key)
+        size = states.numel() * states.element_size()
+        self._open_bytes += size
+        self.bytes += size
+        if self._open_bytes >= self.shard_bytes:
+            self.close_shard()
+
+    def close_shard(self) -> None:
+        """Commit what was added since the last shard."""
+        if not self._open:
+            return
+        import torch
+        from safetensors.torch import save_file
+
+        name = f"shard-{self._number:05d}"
+        path = self.folder / f"{name}.safetensors"
+        save_file({"hidden_states": torch.cat([c.states for c in self._open])}, path)
+        sequences, offset = [], 0
+        for captured in self._open:
+            sequences.append(captured.sequence.model_copy(update={"offset": offset}))
+            offset += captured.sequence.num_states
+        shard = Shard(
+            file=path.name,
+            sha256=_sha256(path),
+            bytes=path.stat().st_size,
+            layer_ids=self.layer_ids,
+            sequences=sequences,
+        )
+        scratch = self.folder / f".{name}.json"
+        scratch.write_text(shard.model_dump_json())
+        os.replace(scratch, self.folder / f"{name}.json")
+        self._number += 1
+        self._open, self._open_bytes = [], 0
+
+    def __enter__(self) -> "StatesWriter":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close_shard()
+
+
+def read_index(folder: Path) -> list[Shard]:
+    """The shards of `folder`, in order of writing."""
+    return [Shard.model_validate(json.loads(path.read_text())) for path in sorted(folder.glob("shard-*.json"))]
+
+
+def read_states(folder: Path) -> Iterator[Captured]:
+    """Every sequence of `folder` with its states, in order of writing; a shard is read when its first is asked for.
+
+    Raises StatesError when a shard is not the one that was written, or there is none.
+    """
+    from safetensors.torch import load_file
+
+    shards = read_index(folder)
+    if not shards:
+        raise StatesError(f"{folder} holds no captured states: capture some first")
+    for shard in shards:
+        path = folder / shard.file
+        if _sha256(path) != shard.sha256:
+            raise StatesError(f"{path} is not the file that was captured (its sha256 differs): capture again")
+        states = load_file(path)["hidden_states"]
+        for sequence in shard.sequences:
+            yield Captured(sequence, states[sequence.offset : sequence.offset + sequence.num_states])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,358 @@
+"""The steps of making a drafter. Arguments and results are JSON, so that a finished step is not done again."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.cluster.placement import Placement, place
+from infra.cluster.session import session
+from infra.config.drafter import DrafterConfig
+from infra.config.flows import DrafterFlowConfig
+from infra.config.target import TargetConfig
+from infra.engine.client import EngineClient
+from infra.engine.pin import engine_pin, hardware
+from infra.engine.spec import Capture, EngineHandle, EngineSpec, Role, Speculation
+from infra.lineage.lineage import Lineage
+from infra.lineage.source import base_version
+from infra.lineage.versions import Version
+from infra.services import runs
+from infra.services.home import home
+from infra.services.prefect import durable
+from infra.services.progress import report
+from infra.services.spans import Spans
+from infra.store.open import open_store
+from infra.store.refs import ArtifactRef
+from tasks.drafter import traffic as sources
+from tasks.drafter.answers import Answered, Answering, answer
+from tasks.drafter.capture import capture, layer_bytes
+from tasks.drafter.contract import aux_layer_ids, check, check_served
+from tasks.drafter.export import tokenizer_digest
+from tasks.drafter.states import StatesWriter
+from tasks.drafter.traffic import Messages, Traffic
+from tasks.drafter.walk import Walk
+from tasks.drafter.worker import Expected, TrainerWorker, TrainingResult
+from tasks.evaluate import evidence
+from tasks.evaluate.acceptance import Measurement, measure, speedup_row
+from tasks.evaluate.evidence import row
+from tasks.evaluate.identity import identity_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COMMAND = "lockstep drafter"
+REPORT_EVERY = 5  # optimizer steps between two progress lines
+
+_trainer: Any = None  # the actor that `warm_up_trainer` started
+
+
+class Chosen(BaseModel):
+    """The target a drafter is made for, and the drafter it starts from."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: Version
+    previous: Version | None
+
+
+class Answers(BaseModel):
+    """What the target answered: to train on, and measured without speculation on the held-out prompts."""
+
+    train: list[Answered]
+    plain: Measurement
+    spans: dict[str, float]
+
+
+class CapturedStates(BaseModel):
+    """States of `sequences` answers, `tokens` in all."""
+
+    artifact: ArtifactRef
+    sequences: int
+    tokens: int
+    spans: dict[str, float]
+
+
+class Trained(BaseModel):
+    """start: the head before the first step. head: after the last."""
+
+    start: ArtifactRef
+    head: ArtifactRef
+    result: TrainingResult
+    spans: dict[str, float]
+
+
+class Measured(BaseModel):
+    """A drafter on the held-out prompts."""
+
+    measurement: Measurement
+    spans: dict[str, float]
+
+
+@durable(name="choose target and drafter to start from")
+def choose(config: TargetConfig, warm_start: bool, target: str | None, run: str) -> Chosen:
+    """The target given as a label, else the newest version; the drafter of it or of its nearest ancestor that has one.
+
+    Kept with the run: there may be newer ones when it resumes.
+    """
+    lineage = Lineage()
+    version = lineage.get(target) if target else lineage.resolve(config.name, "latest")
+    version = version or base_version(lineage, open_store(), config)
+    ancestor, previous = version, None
+    while warm_start and ancestor is not None and previous is None:
+        previous = next(iter(lineage.drafters(ancestor)), None)
+        ancestor = lineage.get(ancestor.parent) if ancestor.parent else None
+    return Chosen(target=version, previous=previous)
+
+
+@durable(name="gather traffic")
+def gather_traffic(config: DrafterConfig, given: dict[str, list[Messages]], target: ArtifactRef) -> Traffic:
+    """Prompts to train on and held-out ones to measure on. given: conversations of sources that another room owns."""
+    return sources.gather(
+        config.traffic,
+        sources.chat_template(open_store().open(target)),
+        held_out=config.eval_prompts,
+        max_prompt_tokens=config.max_prompt_tokens,
+        seed=config.seed,
+        given=given,
+    )
+
+
+@durable(name="answer prompts")
+def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig, run: str) -> Answers:
+    """The target's answers to the training prompts, and its speed without speculation on the held-out ones."""
+    spans = Spans()
+    answering = Answering(
+        max_new_tokens=config.drafter.max_new_tokens,
+        temperature=config.drafter.temperature,
+        seed=config.drafter.seed,
+        concurrency=config.engine.max_concurrent_sequences,
+    )
+    spec = EngineSpec(
+        model=open_store().open(target.artifact), role=Role.eval, config=config.engine, seed=config.drafter.seed
+    )
+    with _engine(spec, config, spans) as handle, spans.measure("engine"):
+        train = asyncio.run(
+            answer(handle, traffic.train, answering, lambda done, of: report("answering training prompts", done, of))
+        )
+        report("measuring the target without speculation")
+        plain = _measure(handle, traffic, config.drafter, subject=target.subject, suffix="_plain")
+    return Answers(train=train, plain=plain, spans=spans.seconds)
+
+
+@durable(name="capture hidden states")
+def capture_states(target: ArtifactRef, answers: list[Answered], config: DrafterFlowConfig, run: str) -> CapturedStates:
+    """Hidden states of the answers in the store. What an interrupted attempt captured is kept."""
+    from transformers import AutoConfig
+
+    spans, store = Spans(), open_store()
+    model, folder = store.open(target), runs.read(run).folder / "capture"
+    num_layers = AutoConfig.from_pretrained(model).get_text_config().num_hidden_layers
+    layer_ids = [*aux_layer_ids(num_layers), num_layers]
+    bytes_per_token = layer_bytes(model, len(layer_ids), config.engine.dtype)
+    tokens = sum(len(a.token_ids) for a in answers)
+    staging = folder / "staging"
+    shutil.rmtree(staging, ignore_errors=True)  # what an interrupted engine left belongs to no request any more
+    spec = EngineSpec(
+        model=model, role=Role.capture, config=config.engine, capture=Capture(layer_ids=layer_ids, folder=staging)
+    )
+    report(
+        f"{tokens} tokens at {bytes_per_token} bytes are {tokens * bytes_per_token / 2**20:.0f} MiB of hidden states"
+    )
+    with (
+        StatesWriter(folder / "states", layer_ids) as writer,
+        _engine(spec, config, spans) as handle,
+        spans.measure("engine"),
+    ):
+        captured = asyncio.run(
+            capture(
+                handle,
+                answers,
+                writer,
+                bytes_per_token=bytes_per_token,
+                budget_bytes=int(config.drafter.capture_budget_gib * 2**30),
+                concurrency=config.engine.max_concurrent_sequences,
+                on_progress=lambda done, of: report("capturing hidden states", done, of),
+            )
+        )
+    if captured < len(answers):
+        report(f"the byte budget holds {captured} of {len(answers)} answers: raise drafter.capture_budget_gib")
+    artifact = store.put(folder / "states", "hidden-states", producer=COMMAND, inputs=[target])
+    shutil.rmtree(folder)
+    kept = sum(len(a.token_ids) for a in answers[:captured])
+    return CapturedStates(artifact=artifact, sequences=captured, tokens=kept, spans=spans.seconds)
+
+
+@contextmanager
+def trainer(config: DrafterFlowConfig) -> Iterator[None]:
+    """The trainer's process for `train_head` inside the block. Its imports take as long as an engine's start: begin
+    before the engine that comes first."""
+    global _trainer
+    reserved = _placement(config)
+    _trainer = session().actor(
+        TrainerWorker, cpus=reserved.trainer.cpus, gpus=reserved.trainer.gpus, threads=reserved.trainer_threads
+    )
+    _trainer.warm_up.remote()
+    try:
+        yield
+    finally:
+        _trainer = None  # its last reference: the process ends
+
+
+@durable(name="train head")
+def train_head(
+    target: ArtifactRef, states: ArtifactRef, previous: ArtifactRef | None, config: DrafterFlowConfig
+) -> Trained:
+    """Train a head for `target` on `states`, from nothing or from the drafter `previous`; call it inside `trainer`.
+
+    Raises ContractError when what was written does not fit the target.
+    """
+    spans, store, settings = Spans(), open_store(), config.drafter
+    model, worker, result = store.open(target), _trainer, session().result
+    tokenizer = tokenizer_digest(model)
+    home().mkdir(parents=True, exist_ok=True)  # beside the store, which then shares the files instead of copying them
+    with tempfile.TemporaryDirectory(prefix="drafter-", dir=home()) as scratch:
+        start, head = Path(scratch) / "start", Path(scratch) / "head"
+        with spans.measure("trainer"):
+            report("building the head")
+            result(worker.begin.remote(model, store.open(states), settings, previous and store.open(previous)))
+            result(worker.export.remote(start, tokenizer, config.engine.dtype))
+            done = 0
+            while done < settings.training_steps:
+                at = result(worker.advance.remote(REPORT_EVERY))
+                done = at.step
+                seen = f"training: loss {at.loss:.3f}, held-out acceptance {at.acceptance:.2f}"
+                report(seen, done, settings.training_steps)
+            result(worker.export.remote(head, tokenizer, config.engine.dtype))
+            outcome = result(worker.result.remote())
+        report("checking the head's contract with its target")
+        check(head, model)
+        inputs = [target, states, *([previous] if previous else [])]
+        return Trained(
+            start=store.put(start, "drafter-start", producer=COMMAND, inputs=inputs),
+            head=store.put(head, "drafter", producer=COMMAND, inputs=inputs),
+            result=outcome,
+            spans=spans.seconds,
+        )
+
+
+@durable(name="measure drafter")
+def measure_drafter(
+    target: Version,
+    head: ArtifactRef,
+    subject: str,
+    traffic: Traffic,
+    expected: Expected | None,
+    config: DrafterFlowConfig,
+    suffix: str = "",
+) -> Measured:
+    """Serve `head` with the target and measure it on the held-out prompts.
+
+    expected: what it should accept on captured sequences; served answers are greedy, so it is compared only when the
+    captured ones were. suffix: of the figures' names.
+    Raises ContractError when the engine accepts something else.
+    """
+    spans, store, settings = Spans(), open_store(), config.drafter
+    spec = EngineSpec(
+        model=store.open(target.artifact),
+        role=Role.eval,
+        config=config.engine,
+        speculation=Speculation(
+            method=settings.kind, model=store.open(head), num_speculative_tokens=settings.num_speculative_tokens
+        ),
+        seed=settings.seed,
+    )
+    with _engine(spec, config, spans) as handle, spans.measure("engine"):
+        report(f"measuring acceptance of {subject}{suffix.replace('_', ' ')}")
+        measurement = _measure(handle, traffic, settings, subject=subject, suffix=suffix)
+        if expected and settings.temperature == 0:
+            served = asyncio.run(_replay(handle, expected))
+            check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
+    return Measured(measurement=measurement, spans=spans.seconds)
+
+
+@durable(name="write drafter evidence")
+def write_evidence(
+    target: Version,
+    drafter: Version,
+    states: CapturedStates,
+    trained: Trained,
+    plain: Measurement,
+    before: Measurement,
+    after: Measurement,
+    traffic: Traffic,
+) -> ArtifactRef:
+    """The evidence table about `drafter`, and its training curve, in the store."""
+    import pandas as pd
+
+    labels = dict(subject=drafter.subject, dataset_digest=traffic.held_out_digest())
+    result = trained.result
+    rows = [
+        *before.rows,
+        *after.rows,
+        *({**measured, "subject": drafter.subject} for measured in plain.rows),
+        speedup_row(after, plain, **labels),
+        *identity_rows(plain.outputs, after.outputs, **labels),
+        row(
+            "draft_vocab_coverage", result.draft_vocab_coverage, n=states.tokens, unit="share", subject=drafter.subject
+        ),
+        row("training_tokens", result.tokens, n=result.tokens, unit="tokens", subject=drafter.subject),
+        row("hidden_states_bytes", states.artifact.bytes, n=states.tokens, unit="bytes", subject=drafter.subject),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        table = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=COMMAND)
+        evidence.write(table, Path(folder) / "evidence.parquet")
+        pd.DataFrame(result.curve).astype("float64").astype({"step": "int64"}).to_parquet(
+            Path(folder) / "curve.parquet", index=False
+        )
+        inputs = [target.artifact, drafter.artifact]
+        return open_store().put(Path(folder), "evidence", producer=COMMAND, inputs=inputs)
+
+
+def read_evidence(artifact: ArtifactRef) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """(evidence table, training curve) that `write_evidence` wrote."""
+    import pandas as pd
+
+    folder = open_store().open(artifact)
+    return evidence.read(folder / "evidence.parquet"), pd.read_parquet(folder / "curve.parquet")
+
+
+def _measure(handle: EngineHandle, traffic: Traffic, config: DrafterConfig, **labels: str) -> Measurement:
+    return asyncio.run(
+        measure(
+            handle,
+            traffic.held_out_ids(),
+            max_new_tokens=config.max_new_tokens,
+            concurrency=config.eval_concurrency,
+            seed=config.seed,
+            dataset_digest=traffic.held_out_digest(),
+            **labels,
+        )
+    )
+
+
+async def _replay(handle: EngineHandle, expected: Expected) -> Walk:
+    async with EngineClient(handle) as client:
+        before = await client.speculation()
+        for prompt, count in zip(expected.prompts, expected.num_new_tokens, strict=True):
+            await client.generate(prompt, max_new_tokens=count, temperature=0.0)
+        counted = (await client.speculation()).since(before)
+    return Walk(counted.drafts, list(counted.accepted_per_position))
+
+
+@contextmanager
+def _engine(spec: EngineSpec, config: DrafterFlowConfig, spans: Spans) -> Iterator[EngineHandle]:
+    with ExitStack() as stack:
+        with spans.measure("engine_start"):
+            report(f"starting the {spec.role} engine")
+            reserve = _placement(config).engine
+            handle = stack.enter_context(session().engine(spec, reserve=reserve, progress=report))
+        yield handle
+
+
+def _placement(config: DrafterFlowConfig) -> Placement:
+    return place(config.cluster, config.engine, session().resources())
