@@ -12,6 +12,7 @@ def apply() -> None:
     from vllm.platforms import current_platform
 
     save_only_requested_hidden_states()
+    restrict_nothing_when_nothing_was_proposed()
     if current_platform.is_cpu():
         expand_sampling_parameters()
         save_hidden_states_without_cuda()
@@ -33,6 +34,19 @@ def _expand(output, input, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKE
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(input == replace_from, torch.full_like(input, replace_to), input)
     output.copy_(values.repeat_interleave(counts))
+
+
+def restrict_nothing_when_nothing_was_proposed() -> None:
+    """An engine that speculates dies of a request with top_k in the first step in which nothing was proposed for any
+    request: the largest k of no rows is asked for."""
+    from vllm.v1.sample import rejection_sampler
+
+    constrain = rejection_sampler.apply_sampling_constraints
+
+    def constrain_rows(logits, cu_num_draft_tokens, sampling_metadata):
+        return constrain(logits, cu_num_draft_tokens, sampling_metadata) if len(logits) else logits
+
+    rejection_sampler.apply_sampling_constraints = constrain_rows
 
 
 def save_only_requested_hidden_states() -> None:
