@@ -17,13 +17,9 @@ def register(app: typer.Typer) -> None:
     app.command()(down)
 
 
-def up(
-    prefect_port: Port = None,
-    mlflow_port: Port = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Keep a Ray head as well, so that flows start faster.")] = False,
-) -> None:
+def up(prefect_port: Port = None, mlflow_port: Port = None) -> None:
     """Start Prefect's server and worker, and MLflow, on this machine; what runs already stays."""
-    for record in local.up(_say, prefect_port=prefect_port, mlflow_port=mlflow_port, ray=ray):
+    for record in local.up(_say, prefect_port=prefect_port, mlflow_port=mlflow_port):
         print(f"{record.name:<8} {record.address or f'pid {record.pid}'}")
 
 

@@ -67,18 +67,15 @@ def deploy(say: Callable[[str], None]) -> None:
     if stamp.is_file() and stamp.read_text() == digest and _deployed():
         return
     say("deploying the flows")
-    names = [f"--name={p.stem}" for p in sorted(ROOT.glob("flows/[a-z]*.py"))]  # INTERIM until every flow exists
-    if not names:
-        return
     done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *names],
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=ROOT,
         env={**os.environ, **environment.variables()},
         capture_output=True,
         text=True,
     )
     if done.returncode:
-        return say(f"the flows could not be deployed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+        raise ServiceError(f"the flows could not be deployed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     stamp.write_text(digest)
 
 

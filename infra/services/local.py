@@ -1,4 +1,4 @@
-"""The services of one machine: Prefect server, worker, MLflow and, when asked for, Ray."""
+"""The services of one machine: Prefect server, worker and MLflow."""
 
 import contextlib
 import fcntl
@@ -8,27 +8,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from infra.services import supervise
 from infra.services.home import home
 from infra.services.record import Record
 from infra.services.supervise import LOOPBACK, ServiceError
 
-PREFECT_PORT, MLFLOW_PORT, RAY_PORT = 4200, 5000, 6379
+PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 READY_S = 180.0
-ORDER = (
-    "serving",
-    "worker",
-    "ray",
-    "mlflow",
-    "prefect",
-)  # stopped in this order: flows end while the server can note it
 
 Say = Callable[[str], None]
 
 
-def up(say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None, ray: bool = False) -> list[Record]:
+def up(say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None) -> list[Record]:
     """Start what does not run yet, all at once, wait until each answers, deploy the flows, and give the records.
 
     say: told one line per event.
@@ -36,23 +28,22 @@ def up(say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = N
     Raises ServiceError naming the service, the cause and what to do.
     """
     with _locked(), ThreadPoolExecutor() as pool:
-        starts = [
-            pool.submit(_prefect, say, prefect_port),
-            pool.submit(_mlflow, say, mlflow_port),
-            *([pool.submit(_ray, say)] if ray else []),
-        ]
+        starts = [pool.submit(_prefect, say, prefect_port), pool.submit(_mlflow, say, mlflow_port)]
         return [record for start in starts for record in start.result()]
 
 
 def down(say: Say) -> int:
     """End every service that `up` started, with all it started. Gives the number of processes ended."""
-    with _locked():
-        records = {r.name: r for r in Record.all()}
+    with _locked(), ThreadPoolExecutor() as pool:
+        records = Record.all()
+        worker = [r for r in records if r.name == "worker"]  # first: its flows end while the server can note it
+        others = [r for r in records if r.name != "worker"]
         ended = 0
-        for name in sorted(records, key=lambda n: ORDER.index(n) if n in ORDER else -1):
-            count = supervise.stop(records[name])
-            say(f"{name}: ended {count} process{'' if count == 1 else 'es'}" if count else f"{name}: was not running")
-            ended += count
+        for group in (worker, others):
+            for record, count in zip(group, pool.map(supervise.stop, group), strict=True):
+                what = f"ended {count} process{'' if count == 1 else 'es'}" if count else "was not running"
+                say(f"{record.name}: {what}")
+                ended += count
         return ended
 
 
@@ -79,7 +70,10 @@ def _prefect(say: Say, port: int | None) -> list[Record]:
 
     # telemetry is off already; the timeout is for SQLite on a machine whose cores are all busy
     env = {"PREFECT_API_DATABASE_TIMEOUT": "60", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+    before, worker = Record.read("prefect"), Record.read("worker")
     server = _ensure("prefect", command, PREFECT_PORT, port, env, say)
+    if before and before.port != server.port and worker:
+        supervise.stop(worker)  # it talks to the old address
     os.environ["PREFECT_API_URL"] = f"{server.address}/api"
 
     from infra.services import deployments  # Prefect is imported here, while the server starts
@@ -115,21 +109,7 @@ def _mlflow(say: Say, port: int | None) -> list[Record]:
     return [server]
 
 
-def _ray(say: Say) -> list[Record]:
-    binary = str(Path(sys.executable).with_name("ray"))
-
-    def command(port: int) -> list[str]:
-        listen = [f"--port={port}", f"--node-ip-address={LOOPBACK}", "--include-dashboard=false"]
-        return [binary, "start", "--head", "--block", "--disable-usage-stats", *listen]
-
-    head = _ensure("ray", command, RAY_PORT, None, {}, say, scheme="")
-    supervise.wait_ready(head, lambda: "--block" in head.log.read_text(), READY_S)
-    return [head]
-
-
-def _ensure(
-    name: str, command, usual_port: int, port: int | None, env: dict, say: Say, scheme: str = "http://"
-) -> Record:
+def _ensure(name: str, command, usual_port: int, port: int | None, env: dict, say: Say) -> Record:
     """The running service `name`, started if need be on `port`, or on the port it had before, or on `usual_port`."""
     before = Record.read(name)
     if before and supervise.alive(before):
@@ -146,7 +126,7 @@ def _ensure(
         chosen, why = supervise.choose_port(port or (before.port if before else usual_port), strict=port is not None)
         if why:
             say(f"{name}: {why}")
-    record = supervise.start(name, command(chosen), env=env, port=chosen, scheme=scheme)
+    record = supervise.start(name, command(chosen), env=env, port=chosen)
     say(f"{name}: starting{f' at {record.address}' if record.address else ''}")
     return record
 

@@ -24,9 +24,7 @@ class ServiceError(RuntimeError):
     """A service could not be started, reached or stopped."""
 
 
-def start(
-    name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, port: int = 0, scheme: str = "http://"
-) -> Record:
+def start(name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, port: int = 0) -> Record:
     """Start `command` in its own session with its output in `home()/logs/NAME.log`, and write its record.
 
     env: variables beside the current ones and those of `environment.variables`.
@@ -54,7 +52,7 @@ def start(
         started=psutil.Process(process.pid).create_time(),
         token=token,
         port=port,
-        address=f"{scheme}{LOOPBACK}:{port}" if port else "",
+        address=f"http://{LOOPBACK}:{port}" if port else "",
         log=log,
     )
     record.write()
@@ -72,14 +70,14 @@ def alive(record: Record) -> bool:
 
 def family(record: Record) -> list[psutil.Process]:
     """The process of `record` and everything it started that still runs, however deep and whoever its parent is now."""
-    found = []
+    found = set()
     for process in psutil.process_iter():
         try:
-            if process.environ().get(TOKEN) == record.token and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            if process.environ().get(TOKEN) == record.token:
+                found |= {process, *process.children(recursive=True)}  # a child may have overwritten its environment
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue  # gone meanwhile, or another user's, so not ours
-    return found
+    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def wait_ready(record: Record, ready: Callable[[], bool], timeout_s: float) -> None:

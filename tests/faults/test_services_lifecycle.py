@@ -1,0 +1,153 @@
+"""`up` and `down`: what was started is ended, and nothing else, whatever died or was in the way."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.services import supervise
+from infra.services.record import Record
+from infra.services.supervise import ServiceError
+
+LOCKSTEP = Path(sys.executable).with_name("lockstep")
+FAMILY = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; print(0, flush=True); time.sleep(600)'],"
+    " stdout=subprocess.PIPE, start_new_session=True)\n"
+    "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path))
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def taken():
+    """A loopback port that this process listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def started(code: str) -> tuple[Record, int]:
+    """A service running `code`, and the number that it printed."""
+    record = supervise.start("demo", [sys.executable, "-c", code])
+    supervise.wait_ready(record, lambda: record.log.read_text().endswith("\n"), 60)
+    return record, int(record.log.read_text())
+
+
+def test_stop_ends_the_whole_family_and_spares_a_stranger():
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    record, child = started(FAMILY)
+    assert {p.pid for p in supervise.family(record)} == {record.pid, child}
+    assert supervise.stop(record) == 2
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert Record.all() == []
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_what_a_killed_service_left_behind_is_ended_too():
+    record, child = started(FAMILY)
+    os.kill(record.pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(record.pid)], timeout=60)
+    assert not supervise.alive(record)
+    assert supervise.stop(record) == 1
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_service_deaf_to_requests_is_killed():
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(0, flush=True); time.sleep(600)"
+    record, _ = started(deaf)
+    assert supervise.stop(record, grace_s=0.5) == 1
+    assert not supervise.alive(record)
+
+
+def test_another_process_with_the_recorded_pid_is_left_alone():
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    record, _ = started("import time; print(0, flush=True); time.sleep(600)")
+    supervise.stop(record)
+    reused = record.model_copy(update={"pid": stranger.pid, "started": record.started - 60})
+    reused.write()
+    assert not supervise.alive(reused)
+    assert supervise.stop(reused) == 0
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_a_service_that_dies_while_starting_is_told_with_its_own_words():
+    record = supervise.start("demo", [sys.executable, "-c", "raise SystemExit('error: no such database')"])
+    with pytest.raises(ServiceError, match="demo ended while starting: error: no such database"):
+        supervise.wait_ready(record, lambda: False, 60)
+
+
+def test_a_taken_port_is_named_with_its_owner_or_left_for_the_next(taken):
+    with pytest.raises(ServiceError, match=rf"port {taken} is taken by .* \(pid {os.getpid()}\)"):
+        supervise.choose_port(taken, strict=True)
+    port, why = supervise.choose_port(taken, strict=False)
+    assert port > taken
+    assert why.endswith(f"using {port}")
+
+
+def test_up_on_a_taken_port_is_one_line_and_leaves_nothing_running(taken):
+    done = subprocess.run(
+        [LOCKSTEP, "up", "--prefect-port", str(taken), "--mlflow-port", str(taken)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"lockstep: port {taken} is taken by ")
+    assert Record.all() == []
+
+
+def test_two_at_once_do_not_meet(home):
+    import fcntl
+
+    (home / "services").mkdir()
+    with open(home / "services" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run([LOCKSTEP, "down"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "another `lockstep up` or `down` is at work" in done.stderr
+
+
+def test_killed_services_come_back_where_they_were_and_down_leaves_nothing(home):
+    """kill -9 of server, worker and MLflow; `up` again; `down` ends all of them, and only them."""
+    assert subprocess.run([LOCKSTEP, "up"], capture_output=True).returncode == 0
+    before = {record.name: record for record in Record.all()}
+    assert set(before) == {"mlflow", "prefect", "worker"}
+    again = subprocess.run([LOCKSTEP, "up"], capture_output=True, text=True)
+    assert again.stderr.count("already running") == 3
+    assert {record.name: record for record in Record.all()} == before
+
+    for record in before.values():
+        os.kill(record.pid, signal.SIGKILL)
+    up = subprocess.run([LOCKSTEP, "up"], capture_output=True, text=True)
+    assert up.returncode == 0, up.stderr
+    after = {record.name: record for record in Record.all()}
+    assert {n: r.port for n, r in after.items()} == {n: r.port for n, r in before.items()}
+    assert all(after[name].pid != before[name].pid for name in before)
+
+    doctor = subprocess.run([LOCKSTEP, "doctor"], capture_output=True, text=True)
+    for name in before:
+        assert f"ok   {name}: answers" in doctor.stdout
+    status = subprocess.run([LOCKSTEP, "status", "--json"], capture_output=True, text=True)
+    assert all(service["answers"] for service in json.loads(status.stdout)["services"].values())
+
+    members = [process for record in after.values() for process in supervise.family(record)]
+    assert subprocess.run([LOCKSTEP, "down"], capture_output=True).returncode == 0
+    assert not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert Record.all() == []
