@@ -4,11 +4,11 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.outcome import Outcome
+from flows.traffic import traffic
 from infra.config.flows import QuantizeFlowConfig
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
-from tasks.drafter.steps import held_out_prompts
 from tasks.quant.steps import (
     choose,
     look_at_base,
@@ -56,8 +56,8 @@ def quantize(
             tags={"lockstep.scheme": config.quantize.scheme},
         )
 
-        prompts = held_out_prompts(config.drafter, config.rl, chosen.target.artifact)
-        base = look_at_base(chosen.target, prompts, config, key)
+        prompts = traffic(config, chosen.target.artifact).held_out_ids()
+        base = look_at_base(chosen.target, chosen.drafter, prompts, config, key)
         copy = look_at_quant(quant, prompts, base.artifact, config, key)
         tried = try_drafter(quant, chosen.drafter, prompts, config, key) if chosen.drafter else None
 

@@ -6,28 +6,37 @@ acceptance rate at position i = r_i / d, acceptance length = 1 + sum of the rate
 """
 
 import asyncio
+import hashlib
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from infra.engine.answers import SpeculationCounters
 from infra.engine.client import EngineClient
+from infra.engine.pin import engine_pin, hardware
 from infra.engine.spec import EngineHandle
 from tasks.evaluate.evidence import row
 
+KEPT = "plain.json"
 Z = 1.959964  # 95% of a normal distribution lies within this many standard deviations
 
 
 class Measurement(BaseModel):
-    """rows: evidence; outputs: generated tokens of each prompt, by domain; tokens_per_second: over all domains."""
+    """rows: evidence. outputs: generated tokens of each prompt, by domain. tokens_per_second: over all domains.
+    conditions: digest of prompts, sampling, concurrency, engine and hardware."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     rows: list[dict]
     outputs: dict[str, list[list[int]]]
     tokens_per_second: float
+    conditions: str
 
 
 async def measure(
@@ -73,7 +82,45 @@ async def measure(
     if len(parts) > 1:
         rows += everything.rows(labels | {"domain": "all"})
     named = [measured | {"figure": f"{prefix}{measured['figure']}{suffix}"} for measured in rows]
-    return Measurement(rows=named, outputs=outputs, tokens_per_second=everything.tokens_per_second)
+    return Measurement(
+        rows=named,
+        outputs=outputs,
+        tokens_per_second=everything.tokens_per_second,
+        conditions=conditions(
+            prompts_by_domain,
+            max_new_tokens=max_new_tokens,
+            concurrency=concurrency,
+            temperature=temperature,
+            seed=seed,
+        ),
+    )
+
+
+def conditions(
+    prompts_by_domain: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    max_new_tokens: int,
+    concurrency: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> str:
+    """Digest of everything but the model that `measure` with these arguments depends on."""
+    prompts = {domain: [list(prompt) for prompt in prompts] for domain, prompts in prompts_by_domain.items()}
+    settings = [max_new_tokens, concurrency, temperature, seed, engine_pin(), hardware()]
+    listed = json.dumps([prompts, settings], sort_keys=True)
+    return "sha256:" + hashlib.sha256(listed.encode()).hexdigest()
+
+
+def keep(measurement: Measurement, folder: Path) -> None:
+    """Write what was measured without speculation into `folder`, evidence of the target or its drafter, for `kept`."""
+    (folder / KEPT).write_text(measurement.model_dump_json())
+
+
+def kept(folder: Path, conditions: str) -> Measurement | None:
+    """What `keep` wrote into `folder`, if it was measured under these conditions."""
+    file = folder / KEPT
+    found = Measurement.model_validate_json(file.read_bytes()) if file.exists() else None
+    return found if found and found.conditions == conditions else None
 
 
 def speedup_row(

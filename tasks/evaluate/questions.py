@@ -10,15 +10,21 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from infra.engine.client import EngineClient
+from infra.engine.pin import engine_pin
 from infra.engine.spec import EngineHandle
 from tasks.evaluate.benchmarks import benchmark
 from tasks.evaluate.benchmarks.base import Question
 from tasks.evaluate.evidence import row
 from tasks.evaluate.paired import mcnemar, paired_rows
 
+KEPT = "answers.json"
+
 
 class Answer(BaseModel):
-    """What the model answered to a question (by id), and its score in [0, 1]."""
+    """What the model answered to a question (by id), and its score in [0, 1].
+
+    asked: digest of the question's content, the longest answer allowed and the engine that was asked.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -26,40 +32,54 @@ class Answer(BaseModel):
     task: str
     text: str
     score: float
+    asked: str
 
 
 def load(names: Sequence[str], count: int, seed: int) -> list[Question]:
-    """A seeded choice of `count` questions of each benchmark in `names`; all of one that has fewer.
+    """A seeded choice of `count` questions of each benchmark in `names`; all of one that has fewer. A larger choice of
+    the same seed contains a smaller one.
 
-    Raises ValueError for an unknown benchmark.
+    Raises BenchmarkError for an unknown benchmark.
     """
     chosen = []
     for name in names:
         questions = benchmark(name).questions()
-        chosen += random.Random(f"{seed}/{name}").sample(questions, min(count, len(questions)))
+        random.Random(f"{seed}/{name}").shuffle(questions)
+        chosen += questions[:count]
     return chosen
 
 
 def digest(questions: Sequence[Question]) -> str:
     """`sha256:` of the questions in their order: the dataset digest of what is measured on them."""
-    listed = json.dumps([q.model_dump(mode="json") for q in questions], sort_keys=True)
-    return "sha256:" + hashlib.sha256(listed.encode()).hexdigest()
+    return _digest([q.model_dump(mode="json") for q in questions])
 
 
 async def ask(
-    handle: EngineHandle, questions: Sequence[Question], tokenizer: Path, *, max_new_tokens: int, concurrency: int
+    handle: EngineHandle,
+    questions: Sequence[Question],
+    tokenizer: Path,
+    *,
+    max_new_tokens: int,
+    concurrency: int,
+    known: Sequence[Answer] = (),
 ) -> list[Answer]:
     """Answers of the engine behind `handle` to `questions`, in their order, at temperature 0.
 
     tokenizer: the model's folder; questions answered in words go through its chat template, ranked choices do not.
     max_new_tokens: longest answer in words. concurrency: requests in flight.
+    known: answers that the same model gave before; what was asked alike is not asked again.
     """
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(tokenizer)
     slots = asyncio.Semaphore(concurrency)
+    given = {answer.asked: answer for answer in known}
 
     async def answer(client: EngineClient, question: Question) -> Answer:
+        limit = None if question.choices else max_new_tokens
+        asked = _digest([question.model_dump(mode="json"), limit, engine_pin()])
+        if asked in given:
+            return given[asked]
         if question.choices:
             text = await _likeliest(client, slots, words, question)
         else:
@@ -69,10 +89,22 @@ async def ask(
                 done = await client.generate(prompt, max_new_tokens=max_new_tokens, temperature=0.0)
             text = words.decode(done.token_ids, skip_special_tokens=True)
         score = await asyncio.to_thread(benchmark(question.task).judge, question, text)
-        return Answer(question=question.id, task=question.task, text=text, score=score)
+        return Answer(question=question.id, task=question.task, text=text, score=score, asked=asked)
 
     async with EngineClient(handle) as client:
         return await asyncio.gather(*(answer(client, q) for q in questions))
+
+
+def keep(answers: Sequence[Answer], folder: Path, dtype: str) -> None:
+    """Write `answers` of a model that ran in `dtype` into `folder`, its evidence, for `kept`."""
+    (folder / KEPT).write_text(json.dumps({"dtype": dtype, "answers": [answer.model_dump() for answer in answers]}))
+
+
+def kept(folder: Path, dtype: str) -> list[Answer]:
+    """The answers in `dtype` that `keep` wrote into `folder`; none when it did not."""
+    file = folder / KEPT
+    found = json.loads(file.read_text()) if file.exists() else {"dtype": dtype, "answers": []}
+    return [Answer(**answer) for answer in found["answers"]] if found["dtype"] == dtype else []
 
 
 def accuracy_comparison(
@@ -105,6 +137,10 @@ def accuracy_comparison(
         rows.append(row(f"{stem}_flips", flips, n=len(pairs), unit="share of questions", **labels))
         rows.append(row(f"{stem}_p_value", test.p_value, n=test.gained + test.lost, unit="probability", **labels))
     return rows
+
+
+def _digest(value: object) -> str:
+    return "sha256:" + hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 async def _likeliest(client: EngineClient, slots: asyncio.Semaphore, words, question: Question) -> str:

@@ -77,7 +77,7 @@ def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) ->
     """The quantized copy of `target` in the store.
 
     Raises SchemeError before any work when the model or this machine's engine, with activations of `dtype`, cannot use
-    the scheme, ValueError when a benchmark of `config.tasks` does not exist.
+    the scheme, BenchmarkError when one of `config.tasks` does not exist.
     """
     store, spans = open_store(), Spans()
     questions.load(config.tasks, config.task_questions, config.seed)
@@ -92,15 +92,19 @@ def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) ->
 
 
 @durable(name="look at base")
-def look_at_base(target: Version, prompts: Prompts, config: QuantizeFlowConfig, run: str) -> Made:
-    """What the target answers, how likely it finds its answers, and how it does on the questions."""
-    return _look(target, prompts, None, config)
+def look_at_base(
+    target: Version, drafter: Version | None, prompts: Prompts, config: QuantizeFlowConfig, run: str
+) -> Made:
+    """What the target answers, how likely it finds that, and how it does on the questions. What the evidence about it
+    and `drafter` holds already is taken from there."""
+    tables = [*target.evidence, *(drafter.evidence if drafter else [])]
+    return _look(target, prompts, None, config, view.known(map(open_store().open, tables), prompts, config))
 
 
 @durable(name="look at quant")
 def look_at_quant(quant: Version, prompts: Prompts, base: ArtifactRef, config: QuantizeFlowConfig, run: str) -> Made:
     """The same of the quant, on the answers of the base that `look_at_base` kept."""
-    return _look(quant, prompts, base, config)
+    return _look(quant, prompts, base, config, view.Known())
 
 
 @durable(name="try drafter on quant")
@@ -152,13 +156,15 @@ def read_evidence(artifact: ArtifactRef) -> "pd.DataFrame":
     return evidence.read(open_store().open(artifact) / TABLE)
 
 
-def _look(version: Version, prompts: Prompts, base: ArtifactRef | None, config: QuantizeFlowConfig) -> Made:
+def _look(
+    version: Version, prompts: Prompts, base: ArtifactRef | None, config: QuantizeFlowConfig, known: view.Known
+) -> Made:
     store, spans = open_store(), Spans()
     model = store.open(version.artifact)
     answered = view.View.read(store.open(base)).speed if base else None
     with _serve(_spec(model, config.engine), spans) as handle, spans.measure("engine"):
         report(f"asking {version.label}")
-        seen = view.look(handle, model, prompts, answered, config.quantize, config.drafter, version.subject)
+        seen = view.look(handle, model, prompts, answered, config, version.subject, known)
     with tempfile.TemporaryDirectory() as folder:
         seen.write(Path(folder))
         artifact = store.put(Path(folder), "view", producer=COMMAND, inputs=[version.artifact])
@@ -173,6 +179,5 @@ def _spec(model: Path, engine: EngineConfig, speculation: Speculation | None = N
 def _serve(spec: EngineSpec, spans: Spans) -> Iterator[EngineHandle]:
     with ExitStack() as stack:
         with spans.measure("engine_start"):
-            report("starting an engine")
-            handle = stack.enter_context(session().engine(spec))
+            handle = stack.enter_context(session().engine(spec, progress=report))
         yield handle

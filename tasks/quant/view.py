@@ -1,20 +1,21 @@
 """How a model looks from outside: its answers, their speed, what it thinks of texts, and how it does on questions."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from infra.config.drafter import DrafterConfig
-from infra.config.quant import QuantizeConfig
+from infra.config.flows import QuantizeFlowConfig
 from infra.engine.spec import EngineHandle
-from tasks.evaluate import fidelity, questions
-from tasks.evaluate.acceptance import Measurement, measure
+from tasks.evaluate import acceptance, fidelity, questions
+from tasks.evaluate.acceptance import Measurement, conditions, measure
 from tasks.evaluate.fidelity import Scored, Text
 from tasks.evaluate.questions import Answer
 
 FILE = "view.json"
+Prompts = Mapping[str, Sequence[Sequence[int]]]  # token ids by domain
 
 
 class View(BaseModel):
@@ -35,7 +36,7 @@ class View(BaseModel):
         return cls.model_validate_json((folder / FILE).read_bytes())
 
 
-def texts(prompts: Mapping[str, Sequence[Sequence[int]]], base: Measurement, count: int) -> dict[str, list[Text]]:
+def texts(prompts: Prompts, base: Measurement, count: int) -> dict[str, list[Text]]:
     """The first `count` prompts of each domain with the base's answers; an empty answer is left out."""
     return {
         domain: [
@@ -47,38 +48,57 @@ def texts(prompts: Mapping[str, Sequence[Sequence[int]]], base: Measurement, cou
     }
 
 
+class Known(BaseModel):
+    """What other phases measured of the same model: how it answered the prompts, and its answers to questions."""
+
+    speed: Measurement | None = None
+    answers: list[Answer] = []
+
+
+def known(folders: Iterable[Path], prompts: Prompts, config: QuantizeFlowConfig) -> Known:
+    """What of this view the evidence in `folders` already holds."""
+    folders = list(folders)
+    wanted = conditions(prompts, **_as_served(config.drafter))
+    return Known(
+        speed=next((m for m in (acceptance.kept(f, wanted) for f in folders) if m), None),
+        answers=[answer for f in folders for answer in questions.kept(f, config.engine.dtype)],
+    )
+
+
 def look(
     handle: EngineHandle,
     model: Path,
-    prompts: Mapping[str, Sequence[Sequence[int]]],
+    prompts: Prompts,
     base: Measurement | None,
-    config: QuantizeConfig,
-    drafter: DrafterConfig,
+    config: QuantizeFlowConfig,
     subject: str,
+    known: Known,
 ) -> View:
-    """The view of the engine behind `handle`, which serves the folder `model`, without speculation.
+    """The view of the engine behind `handle`, which serves the folder `model` without speculation.
 
-    prompts: token ids by domain. base: how the base answered them; None when this is the base.
+    prompts: token ids by domain. base: how the base answered them; None when this is the base. known: not asked again.
     """
-    return asyncio.run(_look(handle, model, prompts, base, config, drafter, subject))
+    return asyncio.run(_look(handle, model, prompts, base, config, subject, known))
 
 
-async def _look(handle, model, prompts, base, config, drafter, subject) -> View:
-    speed = await measure(handle, prompts, subject=subject, **_as_served(drafter), prefix="quant_", suffix="_plain")
+async def _look(handle, model, prompts, base, config, subject, known) -> View:
+    quant, drafter = config.quantize, config.drafter
     limits = dict(concurrency=drafter.eval_concurrency)
-    scored = await fidelity.score(
-        handle, texts(prompts, base or speed, config.fidelity_prompts), top_k=config.fidelity_top_k, **limits
+    speed = known.speed or await measure(
+        handle, prompts, subject=subject, prefix="quant_", suffix="_plain", **_as_served(drafter)
     )
-    asked = questions.load(config.tasks, config.task_questions, config.seed)
-    answers = await questions.ask(handle, asked, model, max_new_tokens=config.max_new_tokens, **limits)
+    compared = texts(prompts, base or speed, quant.fidelity_prompts)
+    scored = await fidelity.score(handle, compared, top_k=quant.fidelity_top_k, **limits)
+    asked = questions.load(quant.tasks, quant.task_questions, quant.seed)
+    answers = await questions.ask(
+        handle, asked, model, max_new_tokens=quant.max_new_tokens, known=known.answers, **limits
+    )
     return View(speed=speed, scored=scored, answers=answers)
 
 
-def speculate(
-    handle: EngineHandle, prompts: Mapping[str, Sequence[Sequence[int]]], drafter: DrafterConfig, subject: str
-) -> Measurement:
+def speculate(handle: EngineHandle, prompts: Prompts, drafter: DrafterConfig, subject: str) -> Measurement:
     """Acceptance and speed of the engine behind `handle`, which serves a quant with its target's drafter."""
-    return asyncio.run(measure(handle, prompts, subject=subject, **_as_served(drafter), prefix="quant_"))
+    return asyncio.run(measure(handle, prompts, subject=subject, prefix="quant_", **_as_served(drafter)))
 
 
 def _as_served(drafter: DrafterConfig) -> dict:

@@ -5,7 +5,7 @@ import pytest
 
 from infra.engine.client import EngineClient
 from infra.engine.spec import EngineSpec, Role, Speculation
-from tasks.evaluate.acceptance import measure, speedup_row
+from tasks.evaluate.acceptance import conditions, keep, kept, measure, speedup_row
 from tasks.evaluate.identity import identity_rows
 
 K, NEW = 3, 40
@@ -90,7 +90,7 @@ def check(figures, domain, passes):
         assert rate["low"] <= rate["value"] <= rate["high"]
 
 
-def test_greedy_output_is_the_same_and_speed_is_reported(plain, speculating, prompts, run):
+def test_greedy_output_is_the_same_and_speed_is_reported(plain, speculating, prompts, run, tmp_path):
     asked = dict(subject="drafter:t/1", max_new_tokens=NEW, concurrency=2)
     without = run(measure(plain, prompts, **asked, suffix="_plain"))
     again = run(measure(plain, prompts, **asked))
@@ -112,3 +112,8 @@ def test_greedy_output_is_the_same_and_speed_is_reported(plain, speculating, pro
     assert speedup_row(spoken, without, subject="drafter:t/1")["value"] == pytest.approx(
         spoken.tokens_per_second / without.tokens_per_second
     )
+    keep(without, tmp_path)
+    found = kept(tmp_path, conditions(prompts, max_new_tokens=NEW, concurrency=2))
+    assert found.model_dump_json() == without.model_dump_json() and "NaN" in found.model_dump_json()
+    assert kept(tmp_path, conditions(prompts, max_new_tokens=NEW, concurrency=3)) is None
+    assert kept(tmp_path / "elsewhere", without.conditions) is None

@@ -90,7 +90,7 @@ def test_the_engine_scores_as_the_model_itself_does(confident, see, texts):
             assert len(top) >= TOP_K
 
 
-def test_questions_are_asked_and_scored_alike_twice(confident, engine, tiny_engine_config, run):
+def test_questions_are_asked_and_scored_alike_twice(confident, engine, tiny_engine_config, run, tmp_path):
     handle = engine(EngineSpec(model=confident, role=Role.eval, config=tiny_engine_config)).handle()
     asked = questions.load(["hellaswag", "capitals"], 3, seed=0)
     first, second = (run(questions.ask(handle, asked, confident, max_new_tokens=4, concurrency=3)) for _ in range(2))
@@ -102,3 +102,11 @@ def test_questions_are_asked_and_scored_alike_twice(confident, engine, tiny_engi
     assert all(r["value"] == r["low"] == r["high"] == 0.0 for r in difference.values())
     with pytest.raises(ValueError, match="different questions"):
         questions.accuracy_comparison(first, second[::-1], subject="target:t/2")
+
+    questions.keep([a.model_copy(update={"score": 0.5}) for a in first[1:]], tmp_path, "float32")
+    known = questions.kept(tmp_path, "float32")
+    assert questions.kept(tmp_path, "bfloat16") == []
+    third = run(questions.ask(handle, asked, confident, max_new_tokens=4, concurrency=3, known=known))
+    assert third == [first[0], *known]  # only what was not known was asked
+    longer = run(questions.ask(handle, asked[-1:], confident, max_new_tokens=5, concurrency=3, known=known))
+    assert longer[0].score != 0.5  # under other conditions

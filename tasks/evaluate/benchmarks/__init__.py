@@ -5,10 +5,14 @@ from tasks.evaluate.benchmarks.base import Benchmark
 NAMES = ("capitals", "gsm8k", "hellaswag", "humaneval", "truthfulqa")
 
 
+class BenchmarkError(ValueError):
+    """A benchmark that does not exist."""
+
+
 def benchmark(name: str) -> Benchmark:
-    """The benchmark called `name`. Raises ValueError naming those that exist."""
+    """The benchmark called `name`. Raises BenchmarkError naming those that exist."""
     from importlib import import_module
 
     if name not in NAMES:
-        raise ValueError(f"there is no benchmark {name!r}: use {', '.join(NAMES)}")
+        raise BenchmarkError(f"there is no benchmark {name!r}: use {', '.join(NAMES)}")
     return import_module(f"{__name__}.{name}")
