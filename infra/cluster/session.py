@@ -35,7 +35,6 @@ def session() -> "Session":
     with _lock:
         if _current is None or _current.pid != os.getpid():
             _current = Session()
-            atexit.register(_current.close)
         return _current
 
 
@@ -144,6 +143,7 @@ class Session:
         with self._lock:
             if self._keeper is None:
                 self._keeper = _Keeper()
+                atexit.register(self.close)  # after Ray has registered its own, so that this one runs first
         return ray
 
     def _environment(self) -> dict[str, str]:
@@ -271,7 +271,9 @@ class _Keeper:
                 ) from error
             return
         self.local = True
-        ray.init(num_cpus=len(os.sched_getaffinity(0)), object_store_memory=_OBJECT_STORE_BYTES, **quiet)
+        ray.init(
+            address="local", num_cpus=len(os.sched_getaffinity(0)), object_store_memory=_OBJECT_STORE_BYTES, **quiet
+        )
 
 
 def _options(reserve: Resources, group: Any) -> dict[str, Any]:
