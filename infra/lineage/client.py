@@ -20,7 +20,8 @@ def connect(uri: str):
 
     Raises LineageError when a server does not answer.
     """
-    os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})  # telemetry is decided on import
+    quiet = QUIET | {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+    os.environ.update({k: v for k, v in quiet.items() if k not in os.environ})  # telemetry is decided on import
     for noisy in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if not uri.startswith("sqlite:"):

@@ -223,7 +223,7 @@ class Lineage:
                 INPUTS: json.dumps([ref.model_dump() for ref in made_from]),
                 **({PARENT: parent.label} if parent else {}),
             }
-            source = f"lockstep-artifact:{artifact.name}"
+            source = f"lockstep-artifact:///{artifact.name}"  # an MLflow server refuses relative paths
             self.client.create_model_version(model, source, run_id=run_id or None, tags=tags)
             version = self._by_key(model, key)
             assert version is not None

@@ -1,6 +1,7 @@
 """Serve what is released and ask it questions, as its users will."""
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
@@ -39,14 +40,11 @@ def serve_and_ask(spec: EngineSpec, questions: list[str], max_new_tokens: int) -
     endpoint.
     """
     spans = Spans()
-    with spans.measure("engine_start"):
-        engine = session().engine(spec)
-        handle = engine.__enter__()
-    try:
+    with ExitStack() as stack:
+        with spans.measure("engine_start"):
+            handle = stack.enter_context(session().engine(spec, progress=report))
         with spans.measure("engine"):
             answers, counters = asyncio.run(ask(handle, questions, max_new_tokens))
-    finally:
-        engine.__exit__(None, None, None)
     return Served(answers=answers, accepted=counters.accepted_tokens, drafts=counters.drafts, spans=dict(spans.seconds))
 
 
