@@ -16,6 +16,8 @@ class ReasoningGym(Section):
     """The generator's own parameters."""
     label: str = ""
     """Name in tables and plots; empty takes the generator's."""
+    extract: Literal["tagged", "last_number"] = "tagged"
+    """What of an answer is scored: the last `<answer>...</answer>` (all of it without one), or its last number."""
     weight: float = Field(1.0, gt=0)
     """Share of the prompts, relative to the other environments."""
 
@@ -48,6 +50,8 @@ class JsonlEnvironment(Section):
         return self.label
 
 
+_TWO_TERMS_OF_ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
 Environment = Annotated[ReasoningGym | JsonlEnvironment, Field(discriminator="type")]
 
 
@@ -63,8 +67,8 @@ class MismatchBounds(Section):
 class RLConfig(Section):
     environments: list[Environment] = Field(
         [
-            ReasoningGym(name="products", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),
-            ReasoningGym(name="chain_sum", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),
+            ReasoningGym(name=name, params=_TWO_TERMS_OF_ONE_DIGIT, extract="last_number")
+            for name in ("products", "chain_sum")
         ],
         min_length=1,
     )
@@ -124,10 +128,10 @@ class RLConfig(Section):
     eval_prompts: int = Field(64, ge=1)
     """Held-out prompts of each environment, scored before the first and after the last step at temperature 0. An
     environment with fewer distinct ones is scored on those."""
-    general_questions: list[str] = ["hellaswag", "truthfulqa"]
+    general_questions: list[str] = ["hellaswag", "truthfulqa", "capitals"]
     """Benchmarks (`tasks/evaluate/benchmarks`) asked before the first and after the last step, so that a target that
     learns its environments and forgets the rest is noticed; empty asks none."""
-    general_questions_each: int = Field(24, ge=1)
+    general_questions_each: int = Field(16, ge=1)
     """Questions of each of them."""
     general_max_new_tokens: int = Field(64, ge=1)
     """Longest answer to one that is answered in words, tokens."""

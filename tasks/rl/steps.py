@@ -16,7 +16,7 @@ from infra.services.prefect import durable
 from infra.services.progress import report
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
-from tasks.evaluate import evidence
+from tasks.evaluate import evidence, questions
 from tasks.rl import evidence as figures
 from tasks.rl.result import ROLLOUTS, STEPS, RLResult
 from tasks.rl.run import train_policy
@@ -72,6 +72,7 @@ def write_evidence(result: RLResult, target: Version, config: RLFlowConfig) -> A
     with tempfile.TemporaryDirectory() as folder:
         table = evidence.table(rows, engine=result.engine, hardware=result.hardware, command=COMMAND)
         evidence.write(table, Path(folder) / TABLE)
+        questions.keep(result.general_after, Path(folder), config.engine.dtype)
         for name in (STEPS, ROLLOUTS):
             shutil.copyfile(result.tables / name, Path(folder) / name)
         return store.put(Path(folder), "evidence", producer=COMMAND, inputs=[target.artifact])

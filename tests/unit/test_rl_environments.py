@@ -7,6 +7,7 @@ import pytest
 
 from infra.config.rl import JsonlEnvironment, ReasoningGym, RLConfig
 from tasks.rl.environments.base import BadEnvironment
+from tasks.rl.environments.generated import Generated
 from tasks.rl.environments.make import make
 from tasks.rl.environments.problems import Problems
 from tasks.rl.scoring import ScorerError, ScorerPool
@@ -96,6 +97,14 @@ def test_scores_of_generated_problems_and_tags():
             return [(await pool.score("chain_sum", problem.index, answer)).reward for answer in answers]
 
     assert asyncio.run(scores()) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_the_last_number_of_an_answer_can_be_what_counts():
+    environment = Generated(SUMS.model_copy(update={"extract": "last_number"}), 0)
+    problem = environment.problem(0)
+    assert environment.score(0, f"1 and 2 is not {problem.expected}.") == 1.0
+    assert environment.score(0, f"{problem.expected}, or rather 1,234.5") == 0.0
+    assert environment.score(0, "none") == 0.0
 
 
 def test_a_scorer_that_misbehaves_costs_its_own_answer(tmp_path):

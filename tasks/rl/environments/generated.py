@@ -10,7 +10,23 @@ from tasks.rl.environments.base import BadEnvironment, Problem
 CHUNK = 500
 """Problems of one generator object; the next chunk continues its seeds, so that generators of finite size never end."""
 
-ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def tagged(answer: str) -> str:
+    """The last `<answer>...</answer>`, or the whole answer without such a tag."""
+    found = _TAG.findall(answer)
+    return (found[-1] if found else answer).strip()
+
+
+def last_number(answer: str) -> str:
+    """The last number, thousands separators left out; empty where there is none."""
+    found = _NUMBER.findall(answer.replace(",", ""))
+    return found[-1] if found else ""
+
+
+EXTRACT = {"tagged": tagged, "last_number": last_number}
 
 
 class Generated:
@@ -24,7 +40,7 @@ class Generated:
     def __init__(self, config: ReasoningGym, seed: int):
         from reasoning_gym.factory import DATASETS
 
-        self.label = config.title
+        self.label, self._extract = config.title, EXTRACT[config.extract]
         self._name, self._params, self._seed = config.name, config.params, seed
         if config.name not in DATASETS:
             near = difflib.get_close_matches(config.name, DATASETS, n=3)
@@ -53,7 +69,5 @@ class Generated:
         return Problem(self.label, index, ({"role": "user", "content": entry["question"]},), str(entry["answer"]))
 
     def score(self, index: int, answer: str) -> float:
-        """The generator's own score of the last `<answer>...</answer>`, or of the whole answer without such a tag."""
-        tagged = ANSWER_TAG.findall(answer)
-        text = (tagged[-1] if tagged else answer).strip()
-        return float(self._chunk(index // CHUNK).score_answer(text, self._entry(index)))
+        """The generator's own score of what is extracted from the answer."""
+        return float(self._chunk(index // CHUNK).score_answer(self._extract(answer), self._entry(index)))
