@@ -15,12 +15,13 @@ _ECHOES = (
     "See root cause above",
     "EngineCore encountered an issue",
 )
-_HINTS = (
+_HINTS = (  # the first that fits
+    ("to serve at least one request", "raise engine.kv_cache_gib or lower engine.max_model_len"),
+    ("memory for the cache blocks", "raise engine.kv_cache_gib"),
     ("kv cache", "lower engine.kv_cache_gib, or free memory"),
     ("out of memory", "lower engine.kv_cache_gib or engine.max_batched_tokens, or free memory"),
-    ("cannot allocate memory", "lower engine.kv_cache_gib, or free memory"),
+    ("allocate memory", "lower engine.kv_cache_gib, or free memory"),
     ("max_model_len", "lower engine.max_model_len"),
-    ("address already in use", "choose another port, or 0 for a free one"),
 )
 
 

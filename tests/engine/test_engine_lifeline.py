@@ -1,0 +1,105 @@
+"""Nothing of an engine survives its owner, its API server, or `stop`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.config.target import EngineConfig
+from infra.engine.errors import EngineError
+from infra.engine.launch import start
+from infra.engine.spec import EngineSpec, Role
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from infra.config.target import EngineConfig
+from infra.engine.launch import start
+from infra.engine.spec import EngineSpec
+engine = start(EngineSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+print(engine.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def spec(tiny_llama, tiny_engine_config) -> EngineSpec:
+    return EngineSpec(model=tiny_llama, role=Role.eval, config=tiny_engine_config)
+
+
+def processes(api_server: int) -> list[psutil.Process]:
+    """The guardian, the API server, EngineCore and the worker."""
+    server = psutil.Process(api_server)
+    found = [server.parent(), server, *server.children(recursive=True)]
+    assert len(found) >= 4, found
+    return found
+
+
+def assert_gone(found: list[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(found, timeout=30)
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_stop_ends_every_process_and_frees_shared_memory(spec, tmp_path):
+    with start(spec, tmp_path) as engine:
+        found = processes(engine.pid)
+        shared = {m.path for p in found for m in p.memory_maps() if m.path.startswith("/dev/shm/")}
+        assert engine.alive() and shared
+    assert not engine.alive()
+    assert_gone(found)
+    assert not [path for path in shared if os.path.exists(path)]
+
+
+def test_a_killed_owner_takes_its_engine_along(spec, tmp_path):
+    command = [sys.executable, "-c", OWNER, spec.model_dump_json(), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        found = processes(int(owner.stdout.readline()))
+        found += psutil.Process(owner.pid).children()  # the nursery
+        owner.send_signal(signal.SIGKILL)
+        assert_gone(found)
+
+
+@pytest.mark.parametrize("victim", ["API server", "EngineCore", "worker"])
+def test_an_engine_that_loses_a_process_goes_as_a_whole(spec, tmp_path, victim):
+    with start(spec, tmp_path) as engine:
+        found = processes(engine.pid)
+        server = psutil.Process(engine.pid)
+        core = max(server.children(), key=lambda child: child.memory_info().rss)
+        worker = max(core.children(), key=lambda child: child.memory_info().rss)
+        {"API server": server, "EngineCore": core, "worker": worker}[victim].send_signal(signal.SIGKILL)
+        assert_gone(found)
+        assert engine.wait() == (-signal.SIGKILL if victim == "API server" else 0)
+        assert not engine.alive()
+
+
+def test_an_executed_engine_lives_and_dies_like_a_forked_one(spec, tmp_path):
+    """The way of GPUs, which cannot fork a process that has touched CUDA."""
+    with start(spec, tmp_path, fork=False) as engine:
+        found = processes(engine.pid)
+        key = engine.key
+    assert_gone(found)
+    assert key not in engine.log.read_text()
+
+
+def test_a_forked_engine_tells_nobody_its_key(spec, tmp_path):
+    with start(spec, tmp_path) as engine:
+        for process in processes(engine.pid):
+            assert engine.key not in " ".join(process.cmdline())
+        key, log = engine.key, engine.log
+    assert key not in log.read_text()
+
+
+def test_a_start_that_takes_too_long_is_given_up(tiny_llama, tmp_path):
+    config = EngineConfig(cpu_threads=1, kv_cache_gib=0.25, start_timeout_s=0.01)
+    began = time.monotonic()
+    lines = []
+    with pytest.raises(EngineError, match="raise engine.start_timeout_s"):
+        start(EngineSpec(model=tiny_llama, role=Role.eval, config=config), tmp_path, progress=lines.append, fork=False)
+    assert time.monotonic() - began < config.start_timeout_s + 60
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert Path(tmp_path, next(f for f in os.listdir(tmp_path) if f.startswith("eval-"))).exists()
