@@ -163,7 +163,6 @@ def _look(
     model = store.open(version.artifact)
     answered = view.View.read(store.open(base)).speed if base else None
     with _serve(_spec(model, config.engine), spans) as handle, spans.measure("engine"):
-        report(f"asking {version.label}")
         seen = view.look(handle, model, prompts, answered, config, version.subject, known)
     with tempfile.TemporaryDirectory() as folder:
         seen.write(Path(folder))

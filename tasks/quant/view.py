@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from infra.config.drafter import DrafterConfig
 from infra.config.flows import QuantizeFlowConfig
 from infra.engine.spec import EngineHandle
+from infra.services.progress import report
 from tasks.evaluate import acceptance, fidelity, questions
 from tasks.evaluate.acceptance import Measurement, conditions, measure
 from tasks.evaluate.fidelity import Scored, Text
@@ -84,12 +85,15 @@ def look(
 async def _look(handle, model, prompts, base, config, subject, known) -> View:
     quant, drafter = config.quantize, config.drafter
     limits = dict(concurrency=drafter.eval_concurrency)
+    report(f"{subject} answers {sum(map(len, prompts.values()))} prompts")
     speed = known.speed or await measure(
         handle, prompts, subject=subject, prefix="quant_", suffix="_plain", **_as_served(drafter)
     )
     compared = texts(prompts, base or speed, quant.fidelity_prompts)
+    report(f"{subject} scores the base's answers")
     scored = await fidelity.score(handle, compared, top_k=quant.fidelity_top_k, **limits)
     asked = questions.load(quant.tasks, quant.task_questions, quant.seed)
+    report(f"{subject} is asked {len(asked)} questions")
     answers = await questions.ask(
         handle, asked, model, max_new_tokens=quant.max_new_tokens, known=known.answers, **limits
     )

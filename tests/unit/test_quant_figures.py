@@ -1,0 +1,79 @@
+import math
+
+import pytest
+
+from infra.config.quant import QuantizeConfig
+from infra.engine.pin import engine_pin
+from infra.store.refs import ArtifactRef
+from tasks.evaluate import evidence
+from tasks.evaluate.acceptance import Measurement
+from tasks.evaluate.evidence import row
+from tasks.evaluate.fidelity import Scored
+from tasks.evaluate.questions import Answer
+from tasks.quant.figures import rows
+from tasks.quant.text import markdown, metrics, records, total
+from tasks.quant.view import View, texts
+
+SUBJECT = "quant:t/1"
+PROMPTS = {"chat": [[1, 2], [3]], "code": [[4]]}
+
+
+def measurement(speed, prefix="", suffix=""):
+    speed_row = row(f"{prefix}tokens_per_second{suffix}", speed, n=5, unit="tokens/s", subject="x", domain="all")
+    outputs = {"chat": [[7, 8], []], "code": [[9, 9, 9]]}
+    return Measurement(rows=[speed_row], outputs=outputs, tokens_per_second=speed, conditions="c")
+
+
+def view(shift, correct, speed):
+    scored = Scored(logprobs=[-1.0 - shift], top=[{7: math.log(0.5 - shift), 8: math.log(0.5 + shift)}])
+    answers = [Answer(question=str(i), task="hellaswag", text="", score=c, asked=str(i)) for i, c in enumerate(correct)]
+    return View(
+        speed=measurement(speed, "quant_", "_plain"), scored={"chat": [scored], "code": [scored]}, answers=answers
+    )
+
+
+@pytest.fixture(scope="module")
+def table():
+    found = rows(
+        view(0.0, [1, 1, 0], 10.0),
+        view(0.1, [1, 0, 0], 15.0),
+        measurement(30.0, "quant_"),
+        config=QuantizeConfig(tasks=["hellaswag"], task_questions=3),
+        artifacts=(ArtifactRef(name="a", digest="d", bytes=400), ArtifactRef(name="b", digest="e", bytes=100)),
+        prompts=PROMPTS,
+        subject=SUBJECT,
+        concurrency=4,
+    )
+    return evidence.table(found, engine=engine_pin(), hardware="x", command="test")
+
+
+def test_everything_is_about_the_quant_and_the_figures_add_up(table):
+    assert set(table["subject"]) == {SUBJECT}
+    values = metrics(table)
+    assert values["quant_size_ratio"] == 0.25
+    assert values["quant_speedup"] == 1.5 and values["quant_speculation_speedup"] == 2.0
+    assert values["quant_kl/all"] == pytest.approx(0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6), abs=1e-6)
+    assert values["quant_perplexity_ratio/chat"] == pytest.approx(math.exp(0.1))
+    assert values["quant_task_difference/hellaswag"] == pytest.approx(-1 / 3)
+    assert values["quant_task_flips/hellaswag"] == pytest.approx(1 / 3)
+    assert values["quant_output_identity/code"] == 1.0
+    assert values["quant_tokens_per_second_plain/all"] == 15.0 and values["quant_tokens_per_second/all"] == 30.0
+
+
+def test_people_read_it_and_prefect_takes_it(table):
+    page = markdown("t-quant/1: W8A8 of t/2", table)
+    assert "| size against the base's |  | 0.25 |" in page and "| difference, paired | hellaswag | -33.3% |" in page
+    assert not any(isinstance(v, float) and math.isnan(v) for record in records(table) for v in record.values())
+    assert total({"engine": 1.0, "quantize": 2.0}, {}, {"engine": 3.0}) == {"engine": 4.0, "quantize": 2.0}
+
+
+def test_the_texts_are_the_first_prompts_with_answers():
+    found = texts(PROMPTS, measurement(1.0), 2)
+    assert [t.model_dump() for t in found["chat"]] == [{"token_ids": [1, 2, 7, 8], "answer_start": 2}]  # one was empty
+    assert [t.token_ids for t in found["code"]] == [[4, 9, 9, 9]]
+
+
+def test_a_view_survives_being_written(tmp_path):
+    seen = view(0.1, [1, 0], 5.0)
+    seen.write(tmp_path)
+    assert View.read(tmp_path).model_dump_json() == seen.model_dump_json()
