@@ -1,0 +1,98 @@
+"""The whole loop on tiny models of two families, through a real Prefect server, MLflow, Ray and vLLM."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+LOCKSTEP = Path(sys.executable).with_name("lockstep")
+PHASES = ["rl", "drafter", "quantize", "release"]
+LLAMA = ["--preset", "tiny"]
+QWEN3 = ["--preset", "tiny", "--set", "target.name=tiny-qwen3", "--set", "target.source=random:qwen3"]
+
+
+def ok(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trip(services, lockstep) -> dict:
+    """Summary of a loop on the Llama, submitted to the worker."""
+    ok(lockstep("loop", *LLAMA))
+    return json.loads(ok(lockstep("report", "--json")))
+
+
+def test_every_part_is_made_measured_linked_and_released(trip, lockstep):
+    assert list(trip["phases"]) == PHASES
+    assert trip["verdict"] == "released"
+    versions = trip["versions"]
+    assert versions["target"] == versions["parent"] + 1
+    assert set(versions["aliases"]) == {"champion"}
+    assert all(versions[part] for part in ("drafter", "quant", "release"))
+    assert len(trip["mismatch"]["steps"]) == 2
+    assert trip["mismatch"]["worst"]["k3"] < 1e-6  # the same float32 arithmetic on both sides
+    assert trip["acceptance"]["after"]["all"]["length"] >= 1
+    assert trip["acceptance"]["on_quant"]["all"]["n"] > 0
+    assert 0 < trip["quant"]["kl"]["all"]["value"] < 0.1
+    assert all(gate["verdict"] == "pass" for gate in trip["gates"])
+    assert all(answer["question"] for answer in trip["served"])
+    assert 0 <= trip["overhead"]["share"] < 1
+    assert "no broken link" in ok(lockstep("lineage", "tiny", "--check")).lower()
+
+
+def test_people_find_the_loop_in_prefect_and_mlflow(trip, services, prefect_api):
+    wanted = {"flow_runs": {"name": {"any_": [_flow_run(prefect_api, trip)["name"]]}}}
+    keys = {artifact["key"] for artifact in httpx.post(f"{prefect_api}/artifacts/filter", json={}).json()}
+    assert {"loop", "report", "rl-steps", "gates", "quant"} <= keys
+    assert httpx.post(f"{prefect_api}/flow_runs/filter", json=wanted).json()[0]["state_type"] == "COMPLETED"
+    mlflow, run_id = trip["addresses"]["mlflow"].split("/#/")[0], trip["addresses"]["mlflow"].rsplit("/", 1)[1]
+    files = httpx.get(f"{mlflow}/api/2.0/mlflow/artifacts/list", params={"run_id": run_id, "path": "report"}).json()
+    assert {Path(f["path"]).name for f in files["files"]} >= {"index.html", "summary.md", "summary.json"}
+
+
+def test_a_gate_refuses_with_exit_code_3_and_says_which_figure_fell_short(trip, lockstep):
+    gate = '[{name="k3 below zero", part="target", figure="mismatch_k3_max", comparison="<", bound=-1.0}]'
+    refused = lockstep("release", *LLAMA, "--set", f"release.gates={gate}", "--local")
+    assert refused.returncode == 3, refused.stdout + refused.stderr
+    assert "mismatch_k3_max" in refused.stdout + refused.stderr
+    champion = json.loads(ok(lockstep("lineage", "tiny", "--json")))
+    assert any("champion" in release.get("aliases", []) for release in champion["releases"])
+
+
+def test_a_loop_killed_in_every_phase_continues_and_no_dead_run_stays_running(services, lockstep, prefect_api):
+    """A Qwen3 with an untied head: the second family, killed once in each phase, ends as an unbroken loop does."""
+    marks = ("step 2 of 2", "training: loss", "asking tiny-qwen3-quant", "serve and ask")
+    for mark in marks:
+        process = subprocess.Popen(
+            [LOCKSTEP, "loop", *QWEN3, "--local"],
+            env=services,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for line in process.stdout:
+            if mark in line:
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert not alive, f"left behind after a kill at {mark!r}: {alive}"
+    told = ok(lockstep("loop", *QWEN3, "--local"))
+    summary = json.loads(ok(lockstep("report", "--json")))
+    assert summary["verdict"] == "released", told
+    assert [p for p in PHASES if summary["phases"][p]["cached"]] == PHASES[:-1]
+    assert summary["versions"]["target"] == 2  # each kill continued the same trip: nothing was registered twice
+    states = [run["state_type"] for run in httpx.post(f"{prefect_api}/flow_runs/filter", json={}).json()]
+    assert "RUNNING" not in states
+
+
+def _flow_run(api: str, trip: dict) -> dict:
+    return httpx.get(f"{api}/flow_runs/{trip['addresses']['prefect'].rsplit('/', 1)[1]}").json()
