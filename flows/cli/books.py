@@ -108,7 +108,7 @@ def _check(book, name: str, label: str | None, as_json: bool) -> None:
     else:
         print(
             "\n".join(f"{p.version}: {p.what}" for p in problems)
-            or f"{label or name}: every artifact and link is whole"
+            or f"{label or name}: every artifact is whole, no broken link"
         )
     if problems:
         raise Stop(f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the lineage of {name}", code=FAILED)
@@ -171,8 +171,12 @@ def _lines(facts: dict[str, Any]) -> str:
         rows.append(("last run", f"{facts['last']['run']} {facts['last']['status']} {facts['last']['finished'][:16]}"))
     for gate in facts.get("gates", []):
         where = f" ({gate['domain']})" if gate["domain"] else ""
+        value = "not measured" if gate["value"] is None else f"{gate['value']:.4g}"
         rows.append(
-            (f"gate {gate['verdict']}", f"{gate['name']}{where}: {gate['value']} {gate['comparison']} {gate['bound']}")
+            (
+                f"gate {gate['verdict']}",
+                f"{gate['name']}{where}: {value}, must be {gate['comparison']} {gate['bound']:g}",
+            )
         )
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

@@ -17,6 +17,7 @@ from flows.cli.exits import FAILED, REFUSED, Stop
 from infra.config import flows as configs
 from infra.config.load import load, presets
 from infra.services import environment, runs
+from infra.services.record import Record
 from infra.store import models
 
 POLL_S = 1.0
@@ -131,20 +132,30 @@ def _reachable(client) -> None:
 
 
 def _submit(client, request: Request, settings: configs.FlowConfig):
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.states import Cancelling
 
+    from infra.services import deployments
     from infra.services.follow import Follower
 
+    server = Record.read("prefect")
+    if server and str(client.api_url).startswith(server.address):  # our own: its deployments follow the code
+        deployments.deploy(lambda line: print(line, file=sys.stderr))
     try:
         deployment = client.read_deployment_by_name(f"{request.flow}/{request.flow}")
     except ObjectNotFound:
         raise Stop(f"the flow {request.flow} is not deployed on this server: run `lockstep up`") from None
-    flow_run = client.create_flow_run_from_deployment(
-        deployment.id,
-        parameters={"config": settings.model_dump(mode="json")},
-        job_variables={"working_dir": os.getcwd()},  # relative paths in the configuration mean the user's folder
-    )
+    try:
+        flow_run = client.create_flow_run_from_deployment(
+            deployment.id,
+            parameters={"config": settings.model_dump(mode="json")},
+            job_variables={"working_dir": os.getcwd()},  # relative paths in the configuration mean the user's folder
+        )
+    except PrefectHTTPStatusError as error:
+        said = " ".join(error.response.text.split())[:300]
+        raise Stop(
+            f"the server refuses the run, its deployments may be of other code ({said}): `lockstep up`"
+        ) from None
     _announce(client, flow_run)
     follower = Follower(client, flow_run.id)
     try:
