@@ -33,10 +33,9 @@ def check(drafter: Path, target: Path) -> None:
     """
     import numpy as np
     import torch
-    from speculators.utils.loading import load_model_layers
     from transformers import AutoConfig
 
-    from tasks.drafter.heads import load_weights
+    from tasks.drafter.heads import load_weights, target_weights
     from tasks.drafter.reference import first_logits
 
     card, config = read_card(drafter), json.loads((drafter / "config.json").read_text())
@@ -62,9 +61,8 @@ def check(drafter: Path, target: Path) -> None:
         {card.dtype},
     )
 
-    owned = load_model_layers(["embed_tokens.weight", "lm_head.weight"], str(target))
-    embedding = owned["embed_tokens.weight"]
-    head = owned.get("lm_head.weight", embedding)
+    owned = target_weights(target, "embed_tokens.weight", "lm_head.weight")
+    embedding, head = owned["embed_tokens.weight"], owned["lm_head.weight"]
     expect("draft_vocab_size", config["draft_vocab_size"], card.draft_vocab_size)
     expect("rows of lm_head", len(weights["lm_head.weight"]), card.draft_vocab_size)
     if card.draft_vocab_size < text.vocab_size:

@@ -13,6 +13,7 @@ from tasks.drafter.dataset import DraftVocab, vocab_of
 if not torch.cuda.is_available():
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
+OWNED_BY_TARGET = ("embed_tokens.weight", "lm_head.weight", "model.norm.weight")  # in the target's own names
 TARGET_OWNED = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
@@ -69,13 +70,11 @@ def start_from_target(model: torch.nn.Module, target: Path, num_layers: int) -> 
 
     num_layers: of the target.
     """
-    from speculators.utils.loading import load_model_layers
-
     own = dict(model.layers[0].named_parameters())
     sources = {name: name for name in own if name.startswith(("self_attn", "mlp", "post_attention_layernorm"))}
     sources["hidden_norm.weight"] = "input_layernorm.weight"
     prefix = f"model.layers.{num_layers - 2}."
-    weights = load_model_layers([prefix + source for source in sources.values()], str(target))
+    weights = target_weights(target, *(prefix + source for source in sources.values()))
     width = model.hidden_size
     with torch.no_grad():
         for name, source in sources.items():
@@ -132,12 +131,8 @@ def warm_start(model: torch.nn.Module, previous: Path) -> None:
 
 def check_target_owned(model: torch.nn.Module, target: Path) -> None:
     """Raises HeadError unless embedding, output heads and final norm of `model` are those of `target`, bit for bit."""
-    from speculators.utils.loading import load_model_layers
-
-    names = ["embed_tokens.weight", "lm_head.weight", "model.norm.weight"]
-    weights = load_model_layers(names, str(target))
-    embedding = weights["embed_tokens.weight"]
-    head = weights.get("lm_head.weight", embedding)
+    weights = target_weights(target, *OWNED_BY_TARGET)
+    embedding, head = weights["embed_tokens.weight"], weights["lm_head.weight"]
     rows = head if model.t2d is None else head[model.t2d.cpu()]
     expected = {
         "embed_tokens.weight": embedding,
@@ -149,6 +144,19 @@ def check_target_owned(model: torch.nn.Module, target: Path) -> None:
     for name in TARGET_OWNED:
         if not torch.equal(state[name].cpu(), expected[name].to(state[name].dtype)):
             raise HeadError(f"{name} of the head is not that of the target in {target}")
+
+
+def target_weights(target: Path, *names: str) -> dict[str, torch.Tensor]:
+    """Tensors of the target in `target` by name or end of name, as far as it has them; `lm_head.weight` is the
+    embedding where the two are tied."""
+    from loguru import logger
+    from speculators.utils.loading import load_model_layers
+
+    logger.disable("speculators")  # it warns of everything that a small or tied model does not have
+    weights = load_model_layers(list(names), str(target))
+    if "lm_head.weight" in names and "embed_tokens.weight" in weights:
+        weights.setdefault("lm_head.weight", weights["embed_tokens.weight"])
+    return weights
 
 
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:

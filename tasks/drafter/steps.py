@@ -38,7 +38,7 @@ from tasks.drafter.traffic import Messages, Traffic
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import Expected, TrainerWorker, TrainingResult
 from tasks.evaluate import evidence
-from tasks.evaluate.acceptance import Measurement, measure, speedup_row
+from tasks.evaluate.acceptance import Measurement, keep, measure, speedup_row
 from tasks.evaluate.evidence import row
 from tasks.evaluate.identity import identity_rows
 
@@ -309,6 +309,7 @@ def write_evidence(
         pd.DataFrame(result.curve).astype("float64").astype({"step": "int64"}).to_parquet(
             Path(folder) / "curve.parquet", index=False
         )
+        keep(plain, Path(folder))  # for who measures the same target again
         inputs = [target.artifact, drafter.artifact]
         return open_store().put(Path(folder), "evidence", producer=COMMAND, inputs=inputs)
 

@@ -1,8 +1,10 @@
 """Acceptance as the engine would count it, from proposals computed beside it."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -23,7 +25,7 @@ class Walk:
         return Walk(self.drafts + other.drafts, [a + b for a, b in zip(*padded, strict=True)])
 
 
-def walk(proposals: torch.Tensor, next_ids: torch.Tensor, first_row: int) -> Walk:
+def walk(proposals: "torch.Tensor", next_ids: "torch.Tensor", first_row: int) -> Walk:
     """Walk one sequence as speculative decoding does.
 
     proposals: [k, rows] target ids; the i-th token proposed at row p, given that the earlier ones were right.
@@ -32,6 +34,8 @@ def walk(proposals: torch.Tensor, next_ids: torch.Tensor, first_row: int) -> Wal
     A block starts at a row, its tokens are accepted up to the first wrong one, and the next starts behind the bonus
     token. Blocks that reach past the last row are not counted: what they should have proposed is unknown.
     """
+    import torch
+
     num_tokens, num_rows = proposals.shape
     right = torch.stack(
         [

@@ -1,0 +1,217 @@
+"""EAGLE-3 heads: built, trained, written, checked and warmed from."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from infra.config.drafter import DrafterConfig
+from tasks.drafter import contract, dataset, heads
+from tasks.drafter.export import CARD, tokenizer_digest
+from tasks.drafter.states import Captured, Sequence, StatesWriter
+from tasks.drafter.train import HeadTrainer
+from tasks.drafter.worker import TrainerWorker
+
+LAYERS = [2, 4, 5, 8]
+HIDDEN = 128
+CONFIG = DrafterConfig(
+    training_steps=6, draft_vocab_size=64, micro_batch_tokens=96, held_out_share=0.25, num_layers=1, lr=2e-3
+)
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory) -> Path:
+    """Eight sequences with random states: enough to run every step, nothing to learn from."""
+    folder = tmp_path_factory.mktemp("states")
+    generator = torch.Generator().manual_seed(0)
+    with StatesWriter(folder, LAYERS) as writer:
+        for i in range(8):
+            tokens = torch.randint(0, 40, (24 + 3 * i,), generator=generator).tolist()
+            sequence = Sequence(
+                key=str(i), domain="chat", token_ids=tokens, num_prompt_tokens=8, finish_reason="length"
+            )
+            hidden = torch.randn(len(tokens) - 1, len(LAYERS), HIDDEN, generator=generator)
+            writer.add(Captured(sequence, hidden))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def target(request, tiny_llama, tiny_qwen3) -> Path:
+    return {"llama": tiny_llama, "qwen3": tiny_qwen3}[request.param]
+
+
+def exported(worker: TrainerWorker, target: Path, folder: Path) -> Path:
+    worker.export(folder, tokenizer_digest(target), "float32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def worker(target, states) -> TrainerWorker:
+    """A trained head."""
+    made = TrainerWorker()
+    made.begin(target, states, CONFIG, None)
+    made.advance(100)
+    return made
+
+
+@pytest.fixture(scope="module")
+def drafter(worker, target, tmp_path_factory) -> Path:
+    return exported(worker, target, tmp_path_factory.mktemp("drafter") / "head")
+
+
+def moved(target: Path, folder: Path) -> Path:
+    """A copy of `target` whose every weight has changed."""
+    shutil.copytree(target, folder)
+    from safetensors.torch import load_file, save_file
+
+    weights = {name: w * 1.01 for name, w in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_what_is_written_keeps_the_contract(drafter, target):
+    contract.check(drafter, target)
+    config = json.loads((drafter / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert config["norm_before_residual"] is False
+    assert "embed_tokens.weight" not in heads.load_weights(drafter)
+    assert str(target) not in (drafter / "config.json").read_text()
+
+
+@pytest.mark.parametrize(("num_layers", "norm_before_residual"), [(2, False), (1, True)])
+def test_the_reference_knows_every_form_of_head(states, tiny_llama, tmp_path, num_layers, norm_before_residual):
+    worker = TrainerWorker()
+    worker.begin(tiny_llama, states, CONFIG.model_copy(update={"num_layers": num_layers}), None)
+    worker.trainer.model.config.norm_before_residual = norm_before_residual
+    worker.trainer.model.layers[0].norm_before_residual = norm_before_residual
+    worker.advance(2)
+    contract.check(exported(worker, tiny_llama, tmp_path / "head"), tiny_llama)
+
+
+def edit_config(**changes):
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config = {k: v for k, v in (config | changes).items() if v is not None}
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return edit
+
+
+def edit_weights(change):
+    def edit(folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        weights = heads.load_weights(folder)
+        change(weights)
+        save_file(weights, folder / "model.safetensors")
+
+    return edit
+
+
+def edit_tokenizer(folder: Path) -> None:
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps(card | {"target_tokenizer": "sha256:0"}))
+
+
+def swap_fused_layers(weights) -> None:
+    first, second, third = weights["fc.weight"].chunk(3, dim=1)
+    weights["fc.weight"] = torch.cat([second, first, third], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (edit_config(eagle_aux_hidden_state_layer_ids=None), "eagle_aux_hidden_state_layer_ids is None"),
+        (edit_config(eagle_aux_hidden_state_layer_ids=[1, 3, 4]), r"layer_ids is \[1, 3, 4\], expected \[2, 4, 5\]"),
+        (edit_config(norm_before_residual=None), "norm_before_residual"),
+        (edit_config(norm_before_residual=True), "logits recomputed from the files differ"),
+        (edit_weights(swap_fused_layers), "logits recomputed from the files differ"),
+        (edit_weights(lambda w: w.pop("d2t")), "entries of d2t is 0"),
+        (edit_weights(lambda w: w["d2t"].add_(10**6)), "d2t maps outside"),
+        (edit_weights(lambda w: w["d2t"].add_(1)), "lm_head is not the target's"),
+        (edit_weights(lambda w: w["lm_head.weight"].mul_(1.001)), "lm_head is not the target's"),
+        (edit_weights(lambda w: w.update({n: t.bfloat16() for n, t in w.items() if n == "fc.weight"})), "the dtypes"),
+        (edit_tokenizer, "the tokenizer's digest"),
+    ],
+)
+def test_a_broken_drafter_is_not_served(drafter, target, tmp_path, spoil, told):
+    folder = shutil.copytree(drafter, tmp_path / "head")
+    spoil(folder)
+    with pytest.raises(contract.ContractError, match=told):
+        contract.check(folder, target)
+
+
+def test_a_drafter_of_an_older_target_is_told_apart(drafter, target, tmp_path):
+    with pytest.raises(contract.ContractError, match="lm_head is not the target's"):
+        contract.check(drafter, moved(target, tmp_path / "newer"))
+
+
+def test_a_warm_start_keeps_what_was_learned_and_takes_the_new_target(worker, drafter, target, states, tmp_path):
+    newer = moved(target, tmp_path / "newer")
+    warm = HeadTrainer(newer, states, CONFIG.model_copy(update={"draft_vocab_size": 32}), drafter)
+    learned, now = worker.trainer.model.state_dict(), warm.model.state_dict()
+    for name in now:
+        same = torch.equal(now[name], learned[name])
+        assert same == (name not in heads.TARGET_OWNED), name
+    assert torch.equal(warm.vocab.target_ids, worker.trainer.vocab.target_ids)
+    heads.check_target_owned(warm.model, newer)
+    with pytest.raises(heads.HeadError, match="is not that of the target"):
+        heads.check_target_owned(warm.model, target)
+    warm.advance(1)
+    heads.check_target_owned(warm.model, newer)
+
+
+def test_a_warm_start_from_another_form_says_what_to_do(drafter, target, states):
+    with pytest.raises(heads.HeadError, match="other parameters.*drafter.warm_start=false"):
+        HeadTrainer(target, states, CONFIG.model_copy(update={"num_layers": 2}), drafter)
+
+
+def test_training_repeats_itself_whatever_the_strides(target, states, worker):
+    other = TrainerWorker()
+    other.begin(target, states, CONFIG, None)
+    for steps in (1, 2, 100):
+        other.advance(steps)
+    assert other.trainer.curve == worker.trainer.curve
+    assert worker.trainer.curve.step == list(range(CONFIG.training_steps + 1))
+    for name, weight in worker.trainer.model.state_dict().items():
+        assert torch.equal(weight, other.trainer.model.state_dict()[name]), name
+
+
+def test_packed_sequences_do_not_see_each_other(worker):
+    trainer = worker.trainer
+    apart = trainer.train_rows[:3]
+    trainer.model.eval()
+
+    def proposals(rows):
+        with torch.no_grad():
+            return torch.cat(trainer.model(**trainer._inputs(rows), ttt_steps=3))
+
+    packed = proposals(dataset.pack(apart))
+    at = 0
+    for rows in apart:
+        # Later steps of the last rows are fed the next sequence's tokens; the loss leaves those out.
+        usable = len(rows) - 2
+        alone = proposals(dataset.pack([rows]))
+        assert torch.equal(packed[:, at : at + usable], alone[:, :usable])
+        at += len(rows)
+
+
+def test_the_learning_rate_rises_then_falls(worker):
+    rates = [worker.trainer.learning_rate(step) for step in range(1, CONFIG.training_steps + 1)]
+    peak = rates.index(max(rates))
+    assert rates[peak] == CONFIG.lr
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] == pytest.approx(CONFIG.lr / 10)
+
+
+@pytest.mark.parametrize("num_layers", [7, 8, 30, 61])
+def test_auxiliary_layers(num_layers):
+    assert contract.aux_layer_ids(num_layers) == [2, num_layers // 2, num_layers - 3]
+
+
+def test_a_shallow_target_has_no_auxiliary_layers():
+    with pytest.raises(contract.ContractError, match="7 are needed"):
+        contract.aux_layer_ids(5)

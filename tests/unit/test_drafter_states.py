@@ -1,0 +1,70 @@
+"""Captured states on disk."""
+
+import pytest
+import torch
+
+from tasks.drafter.states import Captured, Sequence, StatesError, StatesWriter, read_index, read_states
+
+LAYERS = [2, 4, 5, 8]
+
+
+def captured(key: str, tokens: int = 6, hidden: int = 3) -> Captured:
+    generator = torch.Generator().manual_seed(len(key) * 100 + tokens)
+    sequence = Sequence(key=key, domain="d", token_ids=list(range(tokens)), num_prompt_tokens=2, finish_reason="length")
+    return Captured(sequence, torch.randn(tokens - 1, len(LAYERS), hidden, generator=generator))
+
+
+def test_what_is_written_is_read_back_over_shards(tmp_path):
+    written = [captured("a" * i, tokens=3 + i) for i in range(1, 6)]
+    with StatesWriter(tmp_path, LAYERS, shard_bytes=300) as writer:
+        for one in written:
+            writer.add(one)
+    assert len(read_index(tmp_path)) > 1
+    back = list(read_states(tmp_path))
+    assert [c.sequence.key for c in back] == [c.sequence.key for c in written]
+    for one, other in zip(written, back, strict=True):
+        assert torch.equal(one.states, other.states)
+        assert one.sequence.token_ids == other.sequence.token_ids
+
+
+def test_an_interrupted_writer_goes_on_behind_its_last_shard(tmp_path):
+    writer = StatesWriter(tmp_path, LAYERS)
+    writer.add(captured("a"))
+    writer.close_shard()
+    writer.add(captured("bb"))  # lost: its shard is never closed
+    (tmp_path / "shard-00001.safetensors").write_bytes(b"torn")
+    again = StatesWriter(tmp_path, LAYERS)
+    assert again.done == {"a"}
+    with again:
+        again.add(captured("bb"))
+    assert [c.sequence.key for c in read_states(tmp_path)] == ["a", "bb"]
+
+
+def test_other_layers_do_not_mix(tmp_path):
+    with StatesWriter(tmp_path, LAYERS) as writer:
+        writer.add(captured("a"))
+    with pytest.raises(StatesError, match="empty the folder"):
+        StatesWriter(tmp_path, [1, 2, 3, 8])
+
+
+def test_a_changed_file_is_not_read(tmp_path):
+    with StatesWriter(tmp_path, LAYERS) as writer:
+        writer.add(captured("a"))
+    (shard,) = tmp_path.glob("*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(StatesError, match="capture again"):
+        list(read_states(tmp_path))
+
+
+@pytest.mark.parametrize("spoil", [lambda s: s[:-1], lambda s: s[:, :-1], lambda s: s / 0])
+def test_states_that_do_not_fit_their_tokens_are_refused(tmp_path, spoil):
+    one = captured("a")
+    with pytest.raises(StatesError, match="states of a"):
+        StatesWriter(tmp_path, LAYERS).add(Captured(one.sequence, spoil(one.states)))
+
+
+def test_an_empty_folder_says_so(tmp_path):
+    with pytest.raises(StatesError, match="no captured states"):
+        list(read_states(tmp_path))
