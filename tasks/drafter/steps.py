@@ -140,7 +140,7 @@ def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig,
             answer(handle, traffic.train, answering, lambda done, of: report("answering training prompts", done, of))
         )
         report("measuring the target without speculation")
-        plain = _measure(handle, traffic, config.drafter, subject=target.subject, suffix="_plain")
+        plain = _measure(handle, traffic, config, subject=target.subject, suffix="_plain")
     return Answers(train=train, plain=plain, spans=spans.seconds)
 
 
@@ -268,7 +268,7 @@ def measure_drafter(
     )
     with _engine(spec, config, spans) as handle, spans.measure("engine"):
         report(f"measuring acceptance of {subject}{suffix.replace('_', ' ')}")
-        measurement = _measure(handle, traffic, settings, subject=subject, suffix=suffix)
+        measurement = _measure(handle, traffic, config, subject=subject, suffix=suffix)
         if expected and settings.temperature == 0:
             served = asyncio.run(_replay(handle, expected))
             check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
@@ -322,14 +322,15 @@ def read_evidence(artifact: ArtifactRef) -> "tuple[pd.DataFrame, pd.DataFrame]":
     return evidence.read(folder / "evidence.parquet"), pd.read_parquet(folder / "curve.parquet")
 
 
-def _measure(handle: EngineHandle, traffic: Traffic, config: DrafterConfig, **labels: str) -> Measurement:
+def _measure(handle: EngineHandle, traffic: Traffic, config: DrafterFlowConfig, **labels: str) -> Measurement:
     return asyncio.run(
         measure(
             handle,
             traffic.held_out_ids(),
-            max_new_tokens=config.max_new_tokens,
-            concurrency=config.eval_concurrency,
-            seed=config.seed,
+            max_new_tokens=config.drafter.max_new_tokens,
+            concurrency=config.drafter.eval_concurrency,
+            seed=config.drafter.seed,
+            engine=config.engine,
             dataset_digest=traffic.held_out_digest(),
             **labels,
         )
