@@ -180,7 +180,10 @@ class EngineClient:
             )
 
     async def sleep(self, level: int = 1) -> None:
-        """Free GPU memory (1: weights to host memory; 2: weights dropped). Does nothing on CPU."""
+        """Free GPU memory (1: weights to host memory; 2: weights dropped). On CPU, where vLLM accepts this and frees
+        nothing, raises EngineError."""
+        if not self.handle.accelerated:
+            raise EngineError("an engine on CPU cannot sleep: pause it, or stop it to free its memory")
         await self._control("POST", f"/sleep?level={level}")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 # A line that ends a traceback, or argparse's complaint; vLLM puts a process name and a log prefix in front.
 _EXCEPTION = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)$")
+_INFO = re.compile(r"\bINFO [-0-9: ]+\[.*?\] (.*\w.*)")
 _USAGE = re.compile(r"^\S+: error: (.*)$")
 # Exceptions that only pass on that another process failed.
 _ECHOES = (
@@ -39,15 +40,16 @@ def root_cause(log: Path) -> str:
         elif (match := _EXCEPTION.search(line)) and not any(echo in line for echo in _ECHOES):
             found = _sentence(match[1].rsplit(".", 1)[-1], match[2], lines[number + 1 : number + 3])
     if found is None:
-        return last_line(log)
+        written = [line for line in lines if line.strip()]
+        return written[-1].strip() if written else "it wrote nothing"
     hints = [hint for sign, hint in _HINTS if sign in found.lower()]
     return f"{found}; {hints[0]}" if hints else found
 
 
-def last_line(log: Path) -> str:
-    """The last line that the engine wrote, without vLLM's own prefix."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return re.sub(r"^(\(.*?\) )?[A-Z]+ [-0-9: ]+\[.*?\] ", "", lines[-1]).strip() if lines else "nothing written yet"
+def doing(log: Path) -> str:
+    """What the engine said last about its own progress, without vLLM's prefix; its warnings are left to the log."""
+    said = [match[1] for line in log.read_text(errors="replace").splitlines() if (match := _INFO.search(line))]
+    return said[-1] if said else "starting its processes"
 
 
 def _sentence(kind: str, text: str, following: list[str]) -> str:

@@ -31,6 +31,8 @@ def arguments(spec: EngineSpec) -> list[str]:
     if accelerated():
         flags.append(f"--gpu-memory-utilization={config.gpu_memory_fraction}")
         flags.append(f"--tensor-parallel-size={config.tensor_parallel}")
+        if spec.role is Role.rollout:
+            flags.append("--enable-sleep-mode")
     else:
         flags.append(f"--kv-cache-memory-bytes={int(config.kv_cache_gib * 2**30)}")
     if spec.role.has_rl_endpoints:

@@ -27,11 +27,19 @@ class Engine:
     """A running engine and the pipe its life hangs on: when this process ends by any means, so does the engine."""
 
     def __init__(
-        self, spec: EngineSpec, key: str, address: tuple[str, int], log: Path, lifeline: int, status: int
+        self,
+        spec: EngineSpec,
+        key: str,
+        address: tuple[str, int],
+        log: Path,
+        lifeline: int,
+        status: int,
+        guardian: subprocess.Popen | None,
     ) -> None:
         self.spec, self.key, self.address, self.log = spec, key, address, log
         self._lifeline: int | None = lifeline
         self._status = os.fdopen(status, "rb", buffering=0)
+        self._guardian = guardian  # our child, when it was executed
         self._lock = threading.Lock()
         self._exit_code: int | None = None
         os.register_at_fork(after_in_child=self._let_go)
@@ -50,7 +58,13 @@ class Engine:
 
     def handle(self) -> EngineHandle:
         """How other processes reach this engine."""
-        return EngineHandle(url=self.url, key=self.key, model=self.spec.model_name, role=self.spec.role)
+        return EngineHandle(
+            url=self.url,
+            key=self.key,
+            model=self.spec.model_name,
+            role=self.spec.role,
+            accelerated=accelerated(),
+        )
 
     def alive(self) -> bool:
         """Whether the engine still runs. Does not block."""
@@ -62,6 +76,8 @@ class Engine:
             if self._exit_code is None:
                 self._exit_code = int(self._status.readline() or -signal.SIGKILL)  # empty: the guardian was killed
                 self._status.close()
+                if self._guardian:
+                    self._guardian.wait()
         return self._exit_code
 
     def stop(self) -> None:
@@ -119,6 +135,7 @@ def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience:
     lifeline_read, lifeline_write = os.pipe()
     status_read, status_write = os.pipe()
     theirs = [listening.fileno(), lifeline_read, status_write]
+    guardian = None
     try:
         with log.open("w") as out:
             if fork:
@@ -128,9 +145,12 @@ def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience:
                 )
             else:
                 python = [sys.executable, "-u", "-m"]
-                command = [*python, "infra.engine.lifeline", str(lifeline_read), str(status_write)]
-                command += [*python, "infra.engine.server", str(listening.fileno()), *arguments]
-                subprocess.Popen(command, env=env, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+                sock = str(listening.fileno())
+                command = [*python, "infra.engine.lifeline", str(lifeline_read), str(status_write), sock]
+                command += [*python, "infra.engine.server", sock, *arguments]
+                guardian = subprocess.Popen(
+                    command, env=env, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                )
     except BaseException:
         os.close(lifeline_write)
         os.close(status_read)
@@ -138,7 +158,7 @@ def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience:
     finally:
         os.close(lifeline_read)
         os.close(status_write)
-    return Engine(spec, key, address, log, lifeline_write, status_read)
+    return Engine(spec, key, address, log, lifeline_write, status_read, guardian)
 
 
 def _the_nursery(log_dir: Path) -> Nursery:

@@ -26,10 +26,11 @@ ORPHANS_S = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def guard(serve: Callable[[], object], lifeline: int, status: int) -> NoReturn:
+def guard(serve: Callable[[], object], lifeline: int, status: int, listening: int) -> NoReturn:
     """Run `serve` in a child process; end it and all that it started when `lifeline` closes or it exits.
 
     lifeline, status: pipe ends (reading, writing), as in the module's description.
+    listening: the server's socket, which the guardian must not keep open.
     """
     os.setsid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -42,6 +43,7 @@ def guard(serve: Callable[[], object], lifeline: int, status: int) -> NoReturn:
         os.close(lifeline)
         os.close(status)
         _run(serve)
+    os.close(listening)
     os.write(status, f"{server}\n".encode())
     pidfd = os.pidfd_open(server)
     ended, _, _ = select.select([lifeline, pidfd], [], [])
@@ -94,9 +96,9 @@ def _kill_children() -> None:
 
 
 def main() -> NoReturn:
-    """`python -m infra.engine.lifeline LIFELINE_FD STATUS_FD COMMAND...`: guard a command."""
-    lifeline, status, *command = sys.argv[1:]
-    guard(lambda: os.execvp(command[0], command), int(lifeline), int(status))
+    """`python -m infra.engine.lifeline LIFELINE_FD STATUS_FD SOCKET_FD COMMAND...`: guard a command."""
+    lifeline, status, listening, *command = sys.argv[1:]
+    guard(lambda: os.execvp(command[0], command), int(lifeline), int(status), int(listening))
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def _become_guardian(request: dict, log: int, listening: int, lifeline: int, sta
         _fork_instead_of_spawning(request["threads"])
         serve(request["flags"], socket.socket(fileno=listening))
 
-    guard(serve, lifeline, status)
+    guard(serve, lifeline, status, listening)
 
 
 def _fork_instead_of_spawning(threads: int) -> None:

@@ -16,6 +16,7 @@ def apply() -> None:
     if current_platform.is_cpu():
         expand_sampling_parameters()
         save_hidden_states_without_cuda()
+        repack_tied_head_after_reload()
 
 
 def expand_sampling_parameters() -> None:
@@ -103,3 +104,20 @@ def _submit_write(self, pending) -> None:
     self._req_copy_events[pending.req_id] = copied
     self._req_futures[pending.req_id] = future
     future.add_done_callback(partial(self._on_write_done, pending.req_id))
+
+
+def repack_tied_head_after_reload() -> None:
+    """`reload_weights` on CPU writes a tied embedding, but logits are computed from the copy of it that was packed when
+    the model was loaded."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    reload = CPUModelRunner.reload_weights
+
+    def reload_and_repack(self, *args, **kwargs) -> None:
+        reload(self, *args, **kwargs)
+        head = getattr(self.get_model(), "lm_head", None)
+        if head is not None and self.model_config.hf_text_config.tie_word_embeddings:
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+
+    CPUModelRunner.reload_weights = reload_and_repack

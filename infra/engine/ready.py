@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from infra.engine.errors import EngineError
-from infra.engine.failure import last_line, root_cause
+from infra.engine.failure import doing, root_cause
 from infra.engine.spec import EngineSpec
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ class Patience:
         self._spec, self._progress = spec, progress
         self._started = time.monotonic()
 
-    def tick(self, doing: str) -> None:
-        """Report what the engine is `doing`. Raises EngineError after `engine.start_timeout_s`."""
+    def tick(self, what: str) -> None:
+        """Report `what` the engine is doing. Raises EngineError after `engine.start_timeout_s`."""
         waited, timeout = time.monotonic() - self._started, self._spec.config.start_timeout_s
         if waited > timeout:
             raise EngineError(
-                f"the {self._spec.role} engine was not ready after {timeout:.0f} s ({doing}): "
+                f"the {self._spec.role} engine was not ready after {timeout:.0f} s ({what}): "
                 f"raise engine.start_timeout_s, or see what else this machine is doing"
             )
         if self._progress:
-            self._progress(f"{self._spec.role} engine starting, {waited:.0f} s: {doing}")
+            self._progress(f"{self._spec.role} engine starting, {waited:.0f} s: {what}")
 
 
 def wait_until_ready(engine: "Engine", patience: Patience) -> None:
@@ -54,7 +54,7 @@ def _ask(engine: "Engine", method: str, path: str, body: dict | None, patience: 
     try:
         connection.request(method, path, body=json.dumps(body) if body else None, headers=headers)
         while not select.select([connection.sock], [], [], PROGRESS_S)[0]:
-            patience.tick(last_line(engine.log))
+            patience.tick(doing(engine.log))
         answer = connection.getresponse()
         text = answer.read().decode()
     except ConnectionError:  # nobody holds the port any more

@@ -90,9 +90,13 @@ class EngineSpec(_Frozen):
 
 
 class EngineHandle(_Frozen):
-    """How to reach a running engine from any process. The key is a secret: it opens the RL endpoints."""
+    """How to reach a running engine from any process.
+
+    key: a secret, it opens every endpoint. model: the name to ask for. accelerated: whether it runs on GPUs.
+    """
 
     url: str
     key: str = Field(repr=False)
     model: str
     role: Role
+    accelerated: bool

@@ -1,0 +1,58 @@
+"""The one line that a log of hundreds comes down to."""
+
+import pytest
+
+from infra.engine.failure import doing, root_cause
+
+WORKER = "(Worker pid=7) ERROR 11-29 19:49:20 [multiproc_executor.py:953] "
+CORE = "(EngineCore pid=6) ERROR 11-29 19:49:22 [core.py:1510] "
+SERVER = "(APIServer pid=5) "
+
+LOGS = {
+    "a worker's exception, echoed by the processes above it": (
+        f"""{WORKER}Traceback (most recent call last):
+{WORKER}  File "worker.py", line 1, in load
+{WORKER}KeyError: 'model.layers.0.weight'
+{CORE}Traceback (most recent call last):
+{CORE}Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace.
+{SERVER}Traceback (most recent call last):
+{SERVER}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{'EngineCore': 1}}
+""",
+        "KeyError: 'model.layers.0.weight'",
+    ),
+    "pydantic, whose reason is on the next line": (
+        f"""{SERVER}pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+{SERVER}  Value error, Model architectures ['Nothing'] are not supported. [type=value_error, input_value=ArgsKwargs(())]
+{SERVER}    For further information visit https://errors.example
+""",
+        "ValidationError: Model architectures ['Nothing'] are not supported.",
+    ),
+    "too little memory": (
+        f"{WORKER}ValueError: Available memory on node 0 (1/2 GiB) on kv cache allocation is less than requested.\n",
+        "ValueError: Available memory on node 0 (1/2 GiB) on kv cache allocation is less than requested.; "
+        "lower engine.kv_cache_gib, or free memory",
+    ),
+    "a flag": ("usage: vllm [-h]\nvllm: error: unrecognized arguments: --nope\n", "unrecognized arguments: --nope"),
+    "no exception at all": ("Killed\n\n", "Killed"),
+    "nothing": ("", "it wrote nothing"),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_root_cause(tmp_path, name):
+    text, cause = LOGS[name]
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert root_cause(log) == cause
+
+
+def test_doing_is_vllms_last_word_on_its_progress(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("nothing of interest\n")
+    assert doing(log) == "starting its processes"
+    log.write_text(
+        "(Worker pid=25317) INFO 11-29 19:49:19 [default_loader.py:501] Loading weights took 0.04 seconds\n"
+        "(APIServer pid=1) INFO 11-29 19:49:20 [api_utils.py:347] \n"
+        "(APIServer pid=1) WARNING 11-29 19:49:20 [routers.py:7] SECURITY WARNING: frightening\n"
+    )
+    assert doing(log) == "Loading weights took 0.04 seconds"
