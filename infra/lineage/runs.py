@@ -5,12 +5,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.services.runs import Refused
+
 if TYPE_CHECKING:
     import pandas as pd
 
 RUN = "lockstep.run"
 PHASE = "lockstep.phase"
 PARENT = "mlflow.parentRunId"
+OUTCOME = "lockstep.outcome"
 BATCH = 1000  # MLflow's limit of metrics in one call
 
 
@@ -86,6 +89,10 @@ def open_run(
     try:
         yield run
         status = "FINISHED"
+    except Refused:
+        status = "FINISHED"  # a refusal is a result
+        run.set_tags({OUTCOME: "refused"})
+        raise
     except KeyboardInterrupt:
         status = "KILLED"
         raise

@@ -16,6 +16,7 @@ from infra.lineage.lineage import Lineage
 from infra.lineage.source import base_version
 from infra.lineage.tree import render, tree
 from infra.lineage.versions import LINK, LineageError, Version
+from infra.services.runs import Refused
 from infra.store.local import LocalStore
 from infra.store.models import ModelError
 from infra.store.refs import ArtifactRef
@@ -264,8 +265,11 @@ def test_runs_nest_and_resume(lineage: Lineage, tmp_path: Path):
     assert run.data.tags["target_version"] == "smol/2"
     assert [(m.step, m.value) for m in lineage.client.get_metric_history(first.id, "k3")] == [(1, 1e-6)]
     assert [f.path for f in lineage.client.list_artifacts(first.id, "notes")] == ["notes/note.txt"]
-    with lineage.run("loop-1", "loop") as loop:
-        assert loop.id == top.id
+    with pytest.raises(Refused), lineage.run("loop-1", "loop") as loop:
+        raise Refused("a gate failed")
+    assert loop.id == top.id
+    ended = lineage.client.get_run(top.id)
+    assert (ended.info.status, ended.data.tags["lockstep.outcome"]) == ("FINISHED", "refused")
     assert "mlflow.parentRunId" not in lineage.client.get_run(top.id).data.tags
 
 
