@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tasks.report.headline import MARK, duration, headline, tiles
 from tasks.report.measured import Measured
 from tasks.report.plots import compare, drafter, lineage, quant, rl, time
 from tasks.report.plots.figure import Figure
-from tasks.report.plots.svg import number
+from tasks.report.plots.svg import number, sign
 from tasks.report.rollouts import groups
 from tasks.report.summary import LoopSummary
 
@@ -69,7 +70,8 @@ def build(folder: Path, summary: LoopSummary, measured: Measured) -> Path:
 
 FILTERS = {
     "number": number,
-    "sign": lambda comparison: {">=": "≥", "<=": "≤"}.get(comparison, comparison),
+    "sign": sign,
+    "moment": lambda text: f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
     "duration": duration,
     "seconds": lambda value: "" if value is None else f"{value:.1f}",
     "shorten": lambda text: text if len(text) <= 90 else text[:88] + " …",

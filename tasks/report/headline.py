@@ -2,7 +2,7 @@
 
 from tasks.report.plots.figure import interval
 from tasks.report.plots.svg import number
-from tasks.report.summary import Comparison, Estimate, LoopSummary
+from tasks.report.summary import Comparison, LoopSummary
 
 MARK = {
     "pass": "✓",
@@ -43,10 +43,10 @@ def tiles(s: LoopSummary) -> list[dict[str, str]]:
         )
         on_quant = f", {number(length['on_quant'])} on the quant" if length["on_quant"] else ""
         found.append(_tile("acceptance length", value, f"tokens per target pass{on_quant}"))
-    speedup = _worst(s, "speedup")
-    if speedup:
-        name = "speedup by speculation" + ("" if len(s.speculation) == 1 else ", slowest domain")
-        found.append(_tile(name, f"{number(speedup.value)}×", "tokens/s with / without"))
+    speedups = [f["speedup"] for f in s.speculation.values() if "speedup" in f and f["speedup"].value is not None]
+    if speedups:
+        name = "speedup by speculation" + ("" if len(speedups) == 1 else ", slowest domain")
+        found.append(_tile(name, f"{number(min(e.value for e in speedups))}×", "tokens/s with / without"))
     if s.quant and s.quant.kl:
         domains = {d: kl for d, kl in s.quant.kl.items() if d != "all"} or s.quant.kl
         domain, kl = max(domains.items(), key=lambda item: item[1].value or 0)
@@ -82,8 +82,3 @@ def _overall(by_domain: dict) -> float | None:
     known = [a for a in by_domain.values() if a.length is not None]
     drafts = sum(a.n for a in known)
     return sum(a.length * a.n for a in known) / drafts if drafts else None
-
-
-def _worst(s: LoopSummary, figure: str) -> Estimate | None:
-    known = [f[figure] for f in s.speculation.values() if figure in f and f[figure].value is not None]
-    return min(known, key=lambda e: e.value, default=None)

@@ -1,7 +1,7 @@
 """The summary as the terminal shows it at the end of a run."""
 
 from tasks.report.headline import MARK, duration, headline, tiles
-from tasks.report.plots.svg import number
+from tasks.report.plots.svg import number, sign
 from tasks.report.plots.time import KINDS, seconds_by_kind
 from tasks.report.summary import LoopSummary
 
@@ -23,7 +23,7 @@ def terminal(s: LoopSummary) -> str:
 def _against_bound(gate) -> tuple[str, str]:
     compared = getattr(gate, gate.side)
     end = "" if gate.side == "value" else f"{gate.side} of the interval "
-    return f"{end}{number(compared)}", f"must be {gate.comparison} {number(gate.bound)}"
+    return f"{end}{number(compared)}", f"must be {sign(gate.comparison)} {number(gate.bound)}"
 
 
 def _phase(name, phase) -> tuple[str, str, str]:

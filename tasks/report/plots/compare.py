@@ -77,5 +77,5 @@ def values(
 
 
 def _rows(title: str, names: list[str], scale, unit: str) -> Plot:
-    left = min(170, 16 + int(CHAR * max(len(n) for n in names)))
+    left = min(170, 22 + int(CHAR * max(len(n) for n in names)))
     return Plot(title, scale, Bands(names), x_label=unit, y_label="", height=ROW * len(names) + 64, left=left)

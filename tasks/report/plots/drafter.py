@@ -73,7 +73,9 @@ def _by_position(domain: str, sides: list[tuple[str, str, Acceptance]], top: flo
             start = position - 0.4 + i * width
             tip = f"{domain}, position {position}, {name}: {rate:.1%} of {acceptance.n} drafts"
             plot.bar((start + 0.01, 0), (start + width - 0.01, 100 * rate), cls, tip)
-            plot.note(start + width / 2, 100 * rate, f"{100 * rate:.0f}", dx=0, dy=-5, anchor="middle")
+            plot.note(
+                start + width / 2, 100 * rate, f"{100 * rate:.0f}", dx=0, dy=-5, anchor="middle", cls="note crowded"
+            )
     n = ", ".join(f"{name} {a.n} drafts" for name, _, a in sides)
     return Figure(
         f"acceptance-{domain}", f"Accepted by position: {domain}", plot.svg(), n + ".", [(c, m) for m, c, _ in sides]

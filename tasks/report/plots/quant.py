@@ -2,12 +2,13 @@
 
 from tasks.report.plots.compare import changes, values
 from tasks.report.plots.figure import Figure, interval
+from tasks.report.plots.svg import number, sign
 from tasks.report.summary import GateVerdict, QuantFidelity
 
 
 def fidelity(quant: QuantFidelity, gates: list[GateVerdict]) -> list[Figure]:
     """KL, flips and perplexity by domain, and task accuracy against the base."""
-    bounds = {g.figure: (g.bound, f"gate {g.comparison} {g.bound:g}") for g in gates}
+    bounds = {g.figure: (g.bound, f"gate {sign(g.comparison)} {number(g.bound)}") for g in gates}
     figures = []
     if quant.kl:
         figures.append(

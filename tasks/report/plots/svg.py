@@ -30,6 +30,11 @@ def _plain(decimal: str) -> str:
     return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
 
 
+def sign(comparison: str) -> str:
+    """A comparison as it is printed."""
+    return {">=": "≥", "<=": "≤"}.get(comparison, comparison)
+
+
 class Linear:
     """A linear scale over [low, high], widened to round ticks unless `exact`."""
 
@@ -60,7 +65,7 @@ class Steps(Linear):
         self.names = names or {}
         if last - first < 8:
             self.ticks = list(range(first, last + 1))
-        self.ticks = sorted({*self.ticks, *self.names})
+        self.ticks = sorted({*(t for t in self.ticks if float(t).is_integer()), *self.names})
 
     def label(self, tick: float) -> str:
         return self.names.get(int(tick)) or super().label(tick)
