@@ -1,0 +1,130 @@
+"""Cache keys of durable tasks, and the words in which runs are told."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from infra.services import durations
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path))
+    return tmp_path
+
+
+class Ref(BaseModel):
+    name: str
+    digest: str
+
+
+@pytest.fixture
+def key():
+    """`key(name, **arguments)`: the cache key of a task called so."""
+    from infra.services.prefect import _cache_key
+
+    return lambda name="train", **arguments: _cache_key(name, None, arguments)
+
+
+def test_a_key_is_of_name_arguments_and_source(key, monkeypatch):
+    from infra.services import prefect
+
+    ref = Ref(name="a", digest="sha256:1")
+    one = key(ref=ref, folder=Path("/a"), sizes={"x": 1, "y": 2.5}, run="r")
+    assert one == key(run="r", sizes={"y": 2.5, "x": 1}, folder=Path("/a"), ref=Ref(name="a", digest="sha256:1"))
+    changes = [
+        key("evaluate", ref=ref, folder=Path("/a"), sizes={"x": 1, "y": 2.5}, run="r"),
+        key(ref=Ref(name="a", digest="sha256:2"), folder=Path("/a"), sizes={"x": 1, "y": 2.5}, run="r"),
+        key(ref=ref, folder=Path("/b"), sizes={"x": 1, "y": 2.5}, run="r"),
+        key(ref=ref, folder=Path("/a"), sizes={"x": 1, "y": float("nan")}, run="r"),
+        key(ref=ref, folder=Path("/a"), sizes={"x": 1, "y": 2.5}, run="s"),
+    ]
+    monkeypatch.setattr(prefect, "source_digest", lambda: "other source")
+    changes.append(key(ref=ref, folder=Path("/a"), sizes={"x": 1, "y": 2.5}, run="r"))
+    assert len({one, *changes}) == len(changes) + 1
+
+
+def test_an_argument_that_is_not_json_is_named(key):
+    with pytest.raises(TypeError, match="task 'train': argument 'model' is not JSON"):
+        key(model=object())
+
+
+def test_the_source_digest_covers_every_file_of_tasks_and_infra(tmp_path, monkeypatch):
+    from infra.services import prefect
+
+    monkeypatch.setattr(prefect, "ROOT", tmp_path)
+    digests = set()
+    for name in ("tasks/a.py", "infra/b/c.py", "flows/d.py", "tasks/readme.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+        digests.add(prefect.source_digest.__wrapped__())
+    (tmp_path / "tasks/a.py").write_text("2")
+    digests.add(prefect.source_digest.__wrapped__())
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "text"),
+    [
+        ("Flow run encountered an exception: Refused: reward fell", "Refused", "reward fell"),
+        ("Flow run encountered an exception: a.b.ModelError: x is\nnot a model", "ModelError", "x is not a model"),
+        (
+            "Flow run process exited with non-zero status code -9.",
+            "",
+            "Flow run process exited with non-zero status code -9.",
+        ),
+    ],
+)
+def test_the_cause_of_an_end_is_one_line(message, kind, text):
+    from prefect.states import Failed
+
+    from infra.services.follow import cause
+
+    assert cause(Failed(message=message)) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (3780, "1 h 03 min")]
+)
+def test_seconds_as_people_say_them(seconds, text):
+    from infra.services.follow import words
+
+    assert words(seconds) == text
+
+
+def test_the_usual_duration_is_the_median_of_the_last_completed_calls(home):
+    calls = iter([False] * 7)
+    task = durations.timed("train policy", lambda fail=False: 1 / 0 if fail else next(calls))
+    assert durations.usual("train policy") is None
+    with pytest.raises(ZeroDivisionError):
+        task(fail=True)
+    assert durations.usual("train policy") is None
+    for _ in range(3):
+        task()
+    (home / "durations" / "train policy").write_text("900\n1\n2\n3\n4\n5\n")
+    assert durations.usual("train policy") == 3
+
+
+def test_the_live_line_says_what_runs_for_how_long_and_how_long_it_takes(capsys):
+    from prefect.states import Running
+
+    from flows.cli.screen import Screen
+    from infra.services.follow import Line, Snapshot
+
+    screen = Screen()
+    now = datetime.now(UTC)
+    screen.show(
+        Snapshot(
+            state=Running(),
+            lines=[Line(now, 20, "step 1 of 2"), Line(now, 30, "k3 is high")],
+            doing="rl: train the policy",
+            task_started=now,
+            usual_s=125.0,
+        )
+    )
+    screen.close()
+    *lines, live = capsys.readouterr().err.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == ["step 1 of 2", "k3 is high"]
+    assert live == "[0 s] rl: train the policy (0 s, usually 2 min 05 s)"
