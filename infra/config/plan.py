@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from infra.config.flows import DrafterFlowConfig, FlowConfig, LoopConfig, QuantizeFlowConfig, RLFlowConfig
 from infra.services import runs
+from infra.services.durations import measured
 from infra.services.home import home
 from infra.store.models import location
 
@@ -43,7 +44,8 @@ class Plan(BaseModel):
     memory, disk: bytes at the peak, and bytes that stay. memory_free, disk_free: what this machine has now, bytes.
     sync: bytes that one weight update moves to each engine; syncs: number of updates.
     hidden_states: bytes of the drafter's captured states.
-    minutes: median of the finished runs with this configuration, else of those with this target, else None.
+    minutes: median of the finished runs with this configuration, else of those with this target, else what the loop
+        takes elsewhere with the preset of this name, else None.
     """
 
     flow: str
@@ -183,7 +185,10 @@ def _minutes(flow: str, config: FlowConfig) -> float | None:
     finished = [r for r in runs.every(flow) if r.status in ("finished", "refused") and len(r.flow_run_ids) == 1]
     same = [r for r in finished if r.config_digest == runs.config_digest(flow, config)]
     alike = same or [r for r in finished if r.target == config.target.name]
-    return statistics.median((r.finished - r.started).total_seconds() for r in alike) / 60 if alike else None
+    if alike:
+        return statistics.median((r.finished - r.started).total_seconds() for r in alike) / 60
+    elsewhere = measured(config.target.name).get(flow)
+    return None if elsewhere is None else elsewhere / 60
 
 
 def _size(count: int | None) -> str:

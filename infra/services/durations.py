@@ -1,25 +1,46 @@
-"""How long each task usually takes on this machine."""
+"""How long each task usually takes on this machine, for each target."""
 
 import functools
 import inspect
 import json
 import statistics
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from infra.services.home import home
 
 KEPT = 5
+MEASURED = Path(__file__).with_name("durations.toml")
+
+_target: ContextVar[str] = ContextVar("target", default="")
 
 
-def usual(name: str) -> float | None:
-    """Median seconds of the last few completed runs of task `name`, or None before the first."""
-    path = _path(name)
-    if not path.is_file():
-        return None
-    return statistics.median(json.loads(line) for line in path.read_text().splitlines()[-KEPT:])
+@contextmanager
+def of_target(name: str) -> Iterator[None]:
+    """Tasks called inside work on target `name`: their seconds are kept, and told, apart from those of others."""
+    token = _target.set(name)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def usual(task: str, target: str) -> float | None:
+    """Median seconds of the last few completed calls of `task` for `target` here; before the first, those measured for
+    the targets of the presets elsewhere (`durations.toml`), or None."""
+    path = _path(task, target)
+    if path.is_file():
+        return statistics.median(json.loads(line) for line in path.read_text().splitlines()[-KEPT:])
+    return measured(target).get(task)
+
+
+def measured(target: str) -> dict[str, float]:
+    """Seconds by task, and of the flow `loop`, as measured once for the preset of that name; empty for any other target."""
+    return tomllib.loads(MEASURED.read_text()).get(target, {})
 
 
 def timed(name: str, fn: Callable) -> Callable:
@@ -45,11 +66,11 @@ def timed(name: str, fn: Callable) -> Callable:
 def _kept(name: str) -> Iterator[None]:
     start = time.monotonic()
     yield
-    path = _path(name)
+    path = _path(name, _target.get())
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(f"{time.monotonic() - start:.3f}\n")
 
 
-def _path(name: str) -> Path:
-    return home() / "durations" / name.replace("/", "-")
+def _path(task: str, target: str) -> Path:
+    return home() / "durations" / (target or "-") / task.replace("/", "-")

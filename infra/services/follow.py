@@ -81,7 +81,7 @@ class Follower:
             where = "" if flow.id == self._root else f"{flow_name(self._client, flow)}: "
             snapshot.doing = f"{where}{name}" + (f": {told}" if told else "")
             snapshot.task_started = task.start_time
-            snapshot.usual_s = durations.usual(name)
+            snapshot.usual_s = durations.usual(name, _target(root))
         return snapshot
 
     def _find_called(self) -> None:
@@ -131,6 +131,10 @@ class Follower:
         )
         told = self._client.read_artifacts(artifact_filter=wanted, limit=1)
         return told[0].description or "" if told else ""
+
+
+def _target(run: FlowRun) -> str:
+    return run.parameters.get("config", {}).get("target", {}).get("name", "")
 
 
 def task_name(task: TaskRun) -> str:

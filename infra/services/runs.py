@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from infra.services.durations import of_target
 from infra.services.home import home
 from infra.services.record import write_json
 
@@ -64,12 +65,14 @@ def claim(flow: str, config: BaseModel, run: RunKey | None = None) -> Iterator[R
     The run is finished when the block ends without an exception or with `Refused`; after any other it can be resumed.
     """
     if run is not None:
-        yield run
+        with of_target(config.target.name):
+            yield run
         return
     held, lock = _claim(flow, config)
     status: Literal["finished", "refused"] | None = None
     try:
-        yield held.key
+        with of_target(config.target.name):
+            yield held.key
         status = "finished"
     except Refused:
         status = "refused"

@@ -9,6 +9,7 @@ from infra.config.flows import LoopConfig, QuantizeFlowConfig, RLFlowConfig
 from infra.config.load import load
 from infra.config.plan import GIB, PlanError, make_plan
 from infra.services import runs
+from infra.services.durations import measured
 
 
 @pytest.fixture
@@ -64,7 +65,8 @@ def test_a_model_that_is_not_prepared_leaves_its_figures_open(config):
 
 
 def test_minutes_are_those_of_the_same_configuration_else_of_the_same_target(config):
-    assert make_plan("loop", config).minutes is None
+    assert make_plan("rl", config.narrow(RLFlowConfig)).minutes is None
+    assert make_plan("loop", config).minutes == measured("tiny")["loop"] / 60
     with runs.claim("loop", config) as key:
         pass
     run = runs.read(key)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from infra.config.flows import LoopConfig
+from infra.config.load import load, presets
 from infra.services import durations
 
 
@@ -94,17 +96,25 @@ def test_seconds_as_people_say_them(seconds, text):
     assert words(seconds) == text
 
 
-def test_the_usual_duration_is_the_median_of_the_last_completed_calls(home):
-    calls = iter([False] * 7)
-    task = durations.timed("train policy", lambda fail=False: 1 / 0 if fail else next(calls))
-    assert durations.usual("train policy") is None
-    with pytest.raises(ZeroDivisionError):
-        task(fail=True)
-    assert durations.usual("train policy") is None
-    for _ in range(3):
-        task()
-    (home / "durations" / "train policy").write_text("900\n1\n2\n3\n4\n5\n")
-    assert durations.usual("train policy") == 3
+def test_the_usual_duration_is_the_median_of_the_last_completed_calls_for_the_target(home):
+    task = durations.timed("train policy", lambda fail: 1 / 0 if fail else 0)
+    with durations.of_target("a"):
+        with pytest.raises(ZeroDivisionError):
+            task(True)
+        assert durations.usual("train policy", "a") is None
+        task(False)
+    assert durations.usual("train policy", "a") < 1
+    assert durations.usual("train policy", "b") is None
+    (home / "durations" / "a" / "train policy").write_text("900\n1\n2\n3\n4\n5\n")
+    assert durations.usual("train policy", "a") == 3
+
+
+def test_before_a_first_run_the_presets_have_durations_measured_elsewhere(home):
+    for preset in presets():
+        target = load(LoopConfig, preset=preset).target.name
+        assert durations.measured(target)
+        for task, seconds in durations.measured(target).items():
+            assert durations.usual(task, target) == seconds
 
 
 def test_the_live_line_says_what_runs_for_how_long_and_how_long_it_takes(capsys):
