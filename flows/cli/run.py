@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 from uuid import UUID
 
@@ -16,6 +17,7 @@ import typer
 from flows.cli.exits import FAILED, REFUSED, Stop
 from infra.config import flows as configs
 from infra.config.load import load, presets
+from infra.config.plan import make_plan
 from infra.services import environment, runs
 from infra.services.record import Record
 from infra.store import models
@@ -50,6 +52,7 @@ class Request:
     preset: str | None = None
     files: list[Path] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
+    local: bool = False
     module: str = ""
 
     def __post_init__(self) -> None:
@@ -59,7 +62,9 @@ class Request:
     def command(self) -> str:
         """The command that asks for the same again."""
         options = [f"--preset {self.preset}"] if self.preset else []
-        options += [f"--config {file}" for file in self.files] + [f"--set {o}" for o in self.overrides]
+        options += [f"--config {quote(str(file))}" for file in self.files]
+        options += [f"--set {quote(override)}" for override in self.overrides]
+        options += ["--local"] if self.local else []
         return " ".join(["lockstep", self.flow, *options])
 
 
@@ -79,25 +84,23 @@ def _command(name: str):
         new: New = False,
         as_json: Json = False,
     ) -> None:
-        request = Request(name, preset, config, overrides)
+        request = Request(name, preset, config, overrides, local)
         settings = load(FLOWS[name][0], preset=preset, files=config, overrides=overrides)
-        from infra.config.plan import make_plan
-
+        if not settings.target.source.startswith(PREPARED):
+            models.check(Path(settings.target.source))
         plan = make_plan(name, settings)
         if dry_run:
             print(plan.as_json(settings) if as_json else plan.as_text(settings))
             return
         plan.require()
-        if not settings.target.source.startswith(PREPARED):
-            models.check(Path(settings.target.source))
-        run_flow(request, settings, local=local, new=new, as_json=as_json)
+        run_flow(request, settings, new=new, as_json=as_json)
 
     return command
 
 
-def run_flow(request: Request, settings: configs.FlowConfig, *, local: bool, new: bool, as_json: bool) -> None:
+def run_flow(request: Request, settings: configs.FlowConfig, *, new: bool, as_json: bool) -> None:
     """Run the flow and show it until it ends. Raises Stop with the exit code unless it completed."""
-    if local:  # the screen shows the log; Prefect's own console handler would show it twice
+    if request.local:  # the screen shows the log; Prefect's own console handler would show it twice
         os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
     environment.apply()
     if "PREFECT_API_URL" not in os.environ:
@@ -111,7 +114,7 @@ def run_flow(request: Request, settings: configs.FlowConfig, *, local: bool, new
     with get_client(sync_client=True) as client:
         _reachable(client)
         crashes.settle()
-        start = _run_here if local else _submit
+        start = _run_here if request.local else _submit
         state, flow_run_id = start(client, request, settings)
     if state.is_completed():
         _print_outcome(request.flow, flow_run_id, as_json)

@@ -39,7 +39,7 @@ def usual(task: str, target: str) -> float | None:
 
 
 def measured(target: str) -> dict[str, float]:
-    """Seconds by task, and of the flow `loop`, as measured once for the preset of that name; empty for any other target."""
+    """Seconds by task, and of the flow `loop`, measured once for the preset of that name; empty for other targets."""
     return tomllib.loads(MEASURED.read_text()).get(target, {})
 
 

@@ -68,8 +68,11 @@ def _prefect(say: Say, port: int | None) -> list[Record]:
     def command(port: int) -> list[str]:
         return [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)]
 
-    # telemetry is off already; the timeout is for SQLite on a machine whose cores are all busy
-    env = {"PREFECT_API_DATABASE_TIMEOUT": "60", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+    env = {
+        "PREFECT_API_DATABASE_TIMEOUT": "60",  # s; SQLite on a machine whose cores are all busy
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_UI_API_URL": "/api",  # the page asks the server it came from, on any port and through any tunnel
+    }
     before, worker = Record.read("prefect"), Record.read("worker")
     server = _ensure("prefect", command, PREFECT_PORT, port, env, say)
     if before and before.port != server.port and worker:

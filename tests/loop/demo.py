@@ -9,9 +9,8 @@ from flows.cli.run import Request, run_flow
 
 try:
     run_flow(
-        Request("demo", module="demo_flows"),
+        Request("demo", local="--local" in sys.argv, module="demo_flows"),
         DemoConfig(folder=sys.argv[1]),
-        local="--local" in sys.argv,
         new="--new" in sys.argv,
         as_json=True,
     )

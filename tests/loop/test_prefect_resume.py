@@ -124,7 +124,7 @@ def test_an_interrupt_stops_the_run_and_says_how_to_continue(deployed, prefect_a
         victim.send_signal(signal.SIGINT)
         _, told = victim.communicate()
     assert victim.returncode == 1
-    assert told.splitlines()[-1].endswith("`lockstep demo` continues it")
+    assert told.splitlines()[-1].endswith(f"`{' '.join(['lockstep demo', *mode])}` continues it")
     assert "Traceback" not in told
     assert flow_run(prefect_api, told)["state_type"] in ("CANCELLED", "CRASHED")
 
