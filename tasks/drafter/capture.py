@@ -44,7 +44,7 @@ async def capture(
     Those that the writer has are passed over, so an interrupted capture goes on where its last shard ended. It stops
     short, and says so by its result, before the states on disk would exceed `budget_bytes`.
     concurrency: requests in flight. on_progress: called with (sequences done, of all).
-    Raises CaptureError when the disk has less room than the states need.
+    Raises CaptureError when the disk has less room than the states need, or the budget holds none.
     """
     waiting = [a for a in answered if a.key not in writer.done]
     needed = _bytes(waiting, bytes_per_token)
@@ -66,6 +66,10 @@ async def capture(
                 writer.add(captured)
             writer.close_shard()
             waiting = waiting[len(batch) :]
+    if len(waiting) == len(answered):
+        raise CaptureError(
+            f"{budget_bytes / 2**30:.3f} GiB hold the states of no answer: raise drafter.capture_budget_gib"
+        )
     on_progress(len(answered) - len(waiting), len(answered))
     return len(answered) - len(waiting)
 

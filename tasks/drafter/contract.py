@@ -24,6 +24,14 @@ def aux_layer_ids(num_layers: int) -> list[int]:
     return ids
 
 
+def captured_layers(target: Path) -> list[int]:
+    """What is captured of the target in `target`: its auxiliary layers, then its final state before the final norm."""
+    from transformers import AutoConfig
+
+    num_layers = AutoConfig.from_pretrained(target).get_text_config().num_hidden_layers
+    return [*aux_layer_ids(num_layers), num_layers]
+
+
 def check(drafter: Path, target: Path) -> None:
     """Check the folder of a drafter against that of its target.
 

@@ -4,20 +4,17 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from infra.cluster.placement import Placement, place
 from infra.cluster.session import session
 from infra.config.drafter import DrafterConfig
 from infra.config.flows import DrafterFlowConfig
 from infra.config.target import TargetConfig
-from infra.engine.client import EngineClient
-from infra.engine.pin import engine_pin, hardware
-from infra.engine.spec import Capture, EngineHandle, EngineSpec, Role, Speculation
+from infra.engine.spec import Capture, EngineSpec, Role, Speculation
 from infra.lineage.lineage import Lineage
 from infra.lineage.source import base_version
 from infra.lineage.versions import Version
@@ -28,19 +25,18 @@ from infra.services.progress import report
 from infra.services.spans import Spans
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
+from tasks.drafter import figures
 from tasks.drafter import traffic as sources
 from tasks.drafter.answers import Answered, Answering, answer
 from tasks.drafter.capture import capture, layer_bytes
-from tasks.drafter.contract import aux_layer_ids, check, check_served
+from tasks.drafter.contract import captured_layers, check, check_served
 from tasks.drafter.export import tokenizer_digest
+from tasks.drafter.serving import engine, measure_held_out, measuring, placement, replay
 from tasks.drafter.states import StatesWriter
 from tasks.drafter.traffic import Messages, Traffic
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import Expected, TrainerWorker, TrainingResult
-from tasks.evaluate import evidence
-from tasks.evaluate.acceptance import Measurement, keep, measure, speedup_row
-from tasks.evaluate.evidence import row
-from tasks.evaluate.identity import identity_rows
+from tasks.evaluate.acceptance import Measurement
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,27 +128,24 @@ def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig,
         seed=config.drafter.seed,
         concurrency=config.engine.max_concurrent_sequences,
     )
-    spec = EngineSpec(
-        model=open_store().open(target.artifact), role=Role.eval, config=config.engine, seed=config.drafter.seed
-    )
-    with _engine(spec, config, spans) as handle, spans.measure("engine"):
+    with (
+        engine(measuring(open_store().open(target.artifact), config), config, spans) as handle,
+        spans.measure("engine"),
+    ):
         train = asyncio.run(
             answer(handle, traffic.train, answering, lambda done, of: report("answering training prompts", done, of))
         )
         report("measuring the target without speculation")
-        plain = _measure(handle, traffic, config, subject=target.subject, suffix="_plain")
+        plain = measure_held_out(handle, traffic, config, subject=target.subject, suffix="_plain")
     return Answers(train=train, plain=plain, spans=spans.seconds)
 
 
 @durable(name="capture hidden states")
 def capture_states(target: ArtifactRef, answers: list[Answered], config: DrafterFlowConfig, run: str) -> CapturedStates:
     """Hidden states of the answers in the store. What an interrupted attempt captured is kept."""
-    from transformers import AutoConfig
-
     spans, store = Spans(), open_store()
     model, folder = store.open(target), runs.read(run).folder / "capture"
-    num_layers = AutoConfig.from_pretrained(model).get_text_config().num_hidden_layers
-    layer_ids = [*aux_layer_ids(num_layers), num_layers]
+    layer_ids = captured_layers(model)
     bytes_per_token = layer_bytes(model, len(layer_ids), config.engine.dtype)
     tokens = sum(len(a.token_ids) for a in answers)
     staging = folder / "staging"
@@ -161,11 +154,11 @@ def capture_states(target: ArtifactRef, answers: list[Answered], config: Drafter
         model=model, role=Role.capture, config=config.engine, capture=Capture(layer_ids=layer_ids, folder=staging)
     )
     report(
-        f"{tokens} tokens at {bytes_per_token} bytes are {tokens * bytes_per_token / 2**20:.0f} MiB of hidden states"
+        f"{tokens * bytes_per_token / 2**20:.0f} MiB of hidden states: {tokens} tokens, {bytes_per_token} bytes each"
     )
     with (
         StatesWriter(folder / "states", layer_ids) as writer,
-        _engine(spec, config, spans) as handle,
+        engine(spec, config, spans) as handle,
         spans.measure("engine"),
     ):
         captured = asyncio.run(
@@ -192,7 +185,7 @@ def trainer(config: DrafterFlowConfig) -> Iterator[None]:
     """The trainer's process for `train_head` inside the block. Its imports take as long as an engine's start: begin
     before the engine that comes first."""
     global _trainer
-    reserved = _placement(config)
+    reserved = placement(config)
     _trainer = session().actor(
         TrainerWorker, cpus=reserved.trainer.cpus, gpus=reserved.trainer.gpus, threads=reserved.trainer_threads
     )
@@ -257,20 +250,15 @@ def measure_drafter(
     Raises ContractError when the engine accepts something else.
     """
     spans, store, settings = Spans(), open_store(), config.drafter
-    spec = EngineSpec(
-        model=store.open(target.artifact),
-        role=Role.eval,
-        config=config.engine,
-        speculation=Speculation(
-            method=settings.kind, model=store.open(head), num_speculative_tokens=settings.num_speculative_tokens
-        ),
-        seed=settings.seed,
+    speculation = Speculation(
+        method=settings.kind, model=store.open(head), num_speculative_tokens=settings.num_speculative_tokens
     )
-    with _engine(spec, config, spans) as handle, spans.measure("engine"):
+    spec = measuring(store.open(target.artifact), config, speculation)
+    with engine(spec, config, spans) as handle, spans.measure("engine"):
         report(f"measuring acceptance of {subject}{suffix.replace('_', ' ')}")
-        measurement = _measure(handle, traffic, config, subject=subject, suffix=suffix)
+        measurement = measure_held_out(handle, traffic, config, subject=subject, suffix=suffix)
         if expected and settings.temperature == 0:
-            served = asyncio.run(_replay(handle, expected))
+            served = asyncio.run(replay(handle, expected))
             check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
     return Measured(measurement=measurement, spans=spans.seconds)
 
@@ -287,74 +275,22 @@ def write_evidence(
     traffic: Traffic,
 ) -> ArtifactRef:
     """The evidence table about `drafter`, and its training curve, in the store."""
-    import pandas as pd
-
-    labels = dict(subject=drafter.subject, dataset_digest=traffic.held_out_digest())
-    result = trained.result
-    rows = [
-        *before.rows,
-        *after.rows,
-        *({**measured, "subject": drafter.subject} for measured in plain.rows),
-        speedup_row(after, plain, **labels),
-        *identity_rows(plain.outputs, after.outputs, **labels),
-        row(
-            "draft_vocab_coverage", result.draft_vocab_coverage, n=states.tokens, unit="share", subject=drafter.subject
-        ),
-        row("training_tokens", result.tokens, n=result.tokens, unit="tokens", subject=drafter.subject),
-        row("hidden_states_bytes", states.artifact.bytes, n=states.tokens, unit="bytes", subject=drafter.subject),
-    ]
+    rows = figures.rows(
+        drafter.subject,
+        trained.result,
+        plain,
+        before,
+        after,
+        dataset_digest=traffic.held_out_digest(),
+        captured_tokens=states.tokens,
+        captured_bytes=states.artifact.bytes,
+    )
     with tempfile.TemporaryDirectory() as folder:
-        table = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=COMMAND)
-        evidence.write(table, Path(folder) / "evidence.parquet")
-        pd.DataFrame(result.curve).astype("float64").astype({"step": "int64"}).to_parquet(
-            Path(folder) / "curve.parquet", index=False
-        )
-        keep(plain, Path(folder))  # for who measures the same target again
+        figures.write(Path(folder), rows, trained.result, plain, COMMAND)
         inputs = [target.artifact, drafter.artifact]
         return open_store().put(Path(folder), "evidence", producer=COMMAND, inputs=inputs)
 
 
 def read_evidence(artifact: ArtifactRef) -> "tuple[pd.DataFrame, pd.DataFrame]":
     """(evidence table, training curve) that `write_evidence` wrote."""
-    import pandas as pd
-
-    folder = open_store().open(artifact)
-    return evidence.read(folder / "evidence.parquet"), pd.read_parquet(folder / "curve.parquet")
-
-
-def _measure(handle: EngineHandle, traffic: Traffic, config: DrafterFlowConfig, **labels: str) -> Measurement:
-    return asyncio.run(
-        measure(
-            handle,
-            traffic.held_out_ids(),
-            max_new_tokens=config.drafter.max_new_tokens,
-            concurrency=config.drafter.eval_concurrency,
-            seed=config.drafter.seed,
-            engine=config.engine,
-            dataset_digest=traffic.held_out_digest(),
-            **labels,
-        )
-    )
-
-
-async def _replay(handle: EngineHandle, expected: Expected) -> Walk:
-    async with EngineClient(handle) as client:
-        before = await client.speculation()
-        for prompt, count in zip(expected.prompts, expected.num_new_tokens, strict=True):
-            await client.generate(prompt, max_new_tokens=count, temperature=0.0)
-        counted = (await client.speculation()).since(before)
-    return Walk(counted.drafts, list(counted.accepted_per_position))
-
-
-@contextmanager
-def _engine(spec: EngineSpec, config: DrafterFlowConfig, spans: Spans) -> Iterator[EngineHandle]:
-    with ExitStack() as stack:
-        with spans.measure("engine_start"):
-            report(f"starting the {spec.role} engine")
-            reserve = _placement(config).engine
-            handle = stack.enter_context(session().engine(spec, reserve=reserve, progress=report))
-        yield handle
-
-
-def _placement(config: DrafterFlowConfig) -> Placement:
-    return place(config.cluster, config.engine, session().resources())
+    return figures.read(open_store().open(artifact))

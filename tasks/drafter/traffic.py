@@ -178,6 +178,8 @@ def gather(
             )
         traffic.held_out += chosen[:held_out]
         traffic.train += chosen[held_out:]
+    # Mixed, so that a capture that its byte budget cuts short has something of every domain.
+    random.Random(seed).shuffle(traffic.train)
     return traffic
 
 

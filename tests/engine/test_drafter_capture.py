@@ -9,6 +9,7 @@ import torch
 from infra.engine.spec import Capture, EngineSpec, Role
 from tasks.drafter.answers import Answered, Answering, answer
 from tasks.drafter.capture import capture, layer_bytes
+from tasks.drafter.contract import captured_layers
 from tasks.drafter.states import StatesWriter, read_states
 from tasks.drafter.traffic import Prompt
 
@@ -79,6 +80,7 @@ def test_states_are_those_of_a_forward_pass(target, answered, capturing, tmp_pat
         greedy = output.logits[0].argmax(-1)[sequence.num_prompt_tokens - 1 :]
         assert greedy.tolist() == sequence.token_ids[sequence.num_prompt_tokens :]
     assert not list(capturing[1].glob("*.safetensors")), "the engine's own files are gone"
+    assert captured_layers(target) == LAYERS
     assert layer_bytes(target, len(LAYERS), "float32") == captured[0].states[0].numel() * 4
 
 
