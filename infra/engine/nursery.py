@@ -19,6 +19,7 @@ from pathlib import Path
 
 from infra.engine.errors import EngineError
 from infra.engine.failure import root_cause
+from infra.engine.flags import SLEEPING_THREADS
 from infra.engine.lifeline import guard
 from infra.engine.ready import PROGRESS_S
 
@@ -78,7 +79,7 @@ class Nursery:
             command = [sys.executable, "-u", "-m", "infra.engine.nursery", str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
