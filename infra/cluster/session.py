@@ -15,9 +15,7 @@ from infra.cluster.placement import PlacementError, Resources
 from infra.engine.errors import EngineError
 from infra.engine.pin import accelerated
 from infra.engine.spec import EngineHandle, EngineSpec
-from infra.services import supervise
 from infra.services.home import home
-from infra.services.record import Record
 
 ADDRESS_VARIABLE = "LOCKSTEP_RAY_ADDRESS"
 _OBJECT_STORE_BYTES = 128 * 2**20  # weights and hidden states never travel through it
@@ -91,7 +89,10 @@ class Session:
     def alive(self, handle: EngineHandle) -> bool:
         """Whether an engine of this session still runs."""
         host, name = self._engines[handle.url]
-        return self.result(host.alive.remote(name))
+        try:
+            return self.result(host.alive.remote(name))
+        except self._ray().exceptions.RayActorError:  # its engines have died with it
+            return False
 
     def actor(
         self, cls: type, *args: Any, cpus: float = 1, gpus: float = 0, threads: int | None = None, **kwargs: Any
@@ -258,7 +259,7 @@ class _Keeper:
         ray.shutdown()
 
     def _connect(self, ray) -> None:
-        address = os.environ.get(ADDRESS_VARIABLE) or _started_by_up()
+        address = os.environ.get(ADDRESS_VARIABLE)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         logging.getLogger("ray").setLevel(logging.ERROR)
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
@@ -283,9 +284,3 @@ def _options(reserve: Resources, group: Any) -> dict[str, Any]:
 
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group)
     return options
-
-
-def _started_by_up() -> str | None:
-    """Address of the Ray that `lockstep up --ray` started and that still runs."""
-    record = Record.read("ray")
-    return record.address if record and supervise.alive(record) else None

@@ -15,6 +15,8 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Idle OpenMP threads sleep: threads that spin on a core somebody else needs make two threads slower than one.
+    "OMP_WAIT_POLICY": "PASSIVE",
     "TQDM_DISABLE": "1",  # our own progress line says what runs
 }
 
