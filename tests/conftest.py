@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from infra.config.target import EngineConfig
+from infra.engine.flags import SLEEPING_THREADS
 from infra.engine.launch import Engine, start
 from infra.engine.spec import EngineSpec
 from infra.store.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.update(SLEEPING_THREADS)  # before torch is loaded
 
 ENGINES_AT_ONCE = 2
 """Engines kept running: one more costs memory and, with every request, time of the two cores."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.cluster.placement import PlacementError, Resources
 from infra.engine.errors import EngineError
+from infra.engine.flags import SLEEPING_THREADS
 from infra.engine.pin import accelerated
 from infra.engine.spec import EngineHandle, EngineSpec
 from infra.services.home import home
@@ -106,7 +107,7 @@ class Session:
         Raises PlacementError when its devices cannot be had.
         """
         ray = self._ray()
-        env = self._environment() | {"OMP_NUM_THREADS": str(threads or max(1, int(cpus)))}
+        env = self._environment() | SLEEPING_THREADS | {"OMP_NUM_THREADS": str(threads or max(1, int(cpus)))}
         reserve = Resources(cpus, gpus)
         group = self._reserve(reserve)
         remote = ray.remote(cls).options(runtime_env={"env_vars": env}, **_options(reserve, group))
