@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from infra.config.target import EngineConfig
 from infra.engine.answers import SpeculationCounters
 from infra.engine.client import EngineClient
 from infra.engine.pin import engine_pin, hardware
@@ -48,6 +49,7 @@ async def measure(
     concurrency: int,
     temperature: float = 0.0,
     seed: int = 0,
+    engine: EngineConfig | None = None,
     dataset_digest: str = "",
     prefix: str = "",
     suffix: str = "",
@@ -57,6 +59,7 @@ async def measure(
     Rows, per domain and over "all": acceptance_length, acceptance_rate_position_1..k (n = drafts; none when the engine
     proposed nothing), tokens_per_second (n = tokens), ttft_p50, ttft_p99, itl_p50, itl_p99 (ms; a gap is between
     arrivals, so tokens accepted together count as one). `prefix` and `suffix` go around every figure's name.
+    engine: how the engine was started, for the measurement's conditions.
     """
     slots = asyncio.Semaphore(concurrency)
     labels = dict(subject=subject, concurrency=concurrency, dataset_digest=dataset_digest)
@@ -92,6 +95,7 @@ async def measure(
             concurrency=concurrency,
             temperature=temperature,
             seed=seed,
+            engine=engine,
         ),
     )
 
@@ -103,10 +107,19 @@ def conditions(
     concurrency: int,
     temperature: float = 0.0,
     seed: int = 0,
+    engine: EngineConfig | None = None,
 ) -> str:
     """Digest of everything but the model that `measure` with these arguments depends on."""
     prompts = {domain: [list(prompt) for prompt in prompts] for domain, prompts in prompts_by_domain.items()}
-    settings = [max_new_tokens, concurrency, temperature, seed, engine_pin(), hardware()]
+    settings = [
+        max_new_tokens,
+        concurrency,
+        temperature,
+        seed,
+        engine and engine.model_dump(),
+        engine_pin(),
+        hardware(),
+    ]
     listed = json.dumps([prompts, settings], sort_keys=True)
     return "sha256:" + hashlib.sha256(listed.encode()).hexdigest()
 

@@ -23,8 +23,9 @@ from infra.services.progress import report
 from infra.services.spans import Spans
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
-from tasks.evaluate import evidence, questions
+from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import Measurement
+from tasks.evaluate.benchmarks import benchmark
 from tasks.quant import figures, view
 from tasks.quant.data_free import quantize
 from tasks.quant.schemes import check, local_device
@@ -72,6 +73,17 @@ def choose(config: TargetConfig, target: str | None, drafter: str | None, run: s
     return Chosen(target=version, drafter=lineage.get(drafter) if drafter else next(iter(drafters), None))
 
 
+@durable(name="check the scheme")
+def check_scheme(config: TargetConfig, quantization: QuantizeConfig, dtype: str, run: str) -> str:
+    """The scheme's name, once the version that `config` means can be quantized by it, here: a loop asks this before it
+    trains for hours.
+
+    Raises SchemeError or BenchmarkError as `quantize_weights` would.
+    """
+    store = open_store()
+    return _checked(store.open(base_version(Lineage(), store, config).artifact), quantization, dtype)
+
+
 @durable(name="quantize weights")
 def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) -> Made:
     """The quantized copy of `target` in the store.
@@ -80,9 +92,8 @@ def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) ->
     the scheme, BenchmarkError when one of `config.tasks` does not exist.
     """
     store, spans = open_store(), Spans()
-    questions.load(config.tasks, config.task_questions, config.seed)
     model = store.open(target)
-    check(config, model, local_device(), dtype)
+    _checked(model, config, dtype)
     home().mkdir(parents=True, exist_ok=True)  # beside the store, which then shares the files instead of copying them
     with tempfile.TemporaryDirectory(prefix="quantize-", dir=home()) as folder, spans.measure("quantize"):
         report(f"quantizing to {config.scheme}")
@@ -119,7 +130,7 @@ def try_drafter(quant: Version, drafter: Version, prompts: Prompts, config: Quan
     spec = _spec(store.open(quant.artifact), config.engine, speculation)
     with _serve(spec, spans) as handle, spans.measure("engine"):
         report(f"measuring {drafter.label} on {quant.label}")
-        measurement = view.speculate(handle, prompts, config.drafter, quant.subject)
+        measurement = view.speculate(handle, prompts, config, quant.subject)
     return Tried(measurement=measurement, spans=spans.seconds)
 
 
@@ -154,6 +165,12 @@ def write_evidence(
 def read_evidence(artifact: ArtifactRef) -> "pd.DataFrame":
     """The table that `write_evidence` wrote."""
     return evidence.read(open_store().open(artifact) / TABLE)
+
+
+def _checked(model: Path, config: QuantizeConfig, dtype: str) -> str:
+    for name in config.tasks:
+        benchmark(name)
+    return check(config, model, local_device(), dtype).name
 
 
 def _look(

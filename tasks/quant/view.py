@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from infra.config.drafter import DrafterConfig
 from infra.config.flows import QuantizeFlowConfig
 from infra.engine.spec import EngineHandle
 from infra.services.progress import report
@@ -59,7 +58,7 @@ class Known(BaseModel):
 def known(folders: Iterable[Path], prompts: Prompts, config: QuantizeFlowConfig) -> Known:
     """What of this view the evidence in `folders` already holds."""
     folders = list(folders)
-    wanted = conditions(prompts, **_as_served(config.drafter))
+    wanted = conditions(prompts, **_as_served(config))
     return Known(
         speed=next((m for m in (acceptance.kept(f, wanted) for f in folders) if m), None),
         answers=[answer for f in folders for answer in questions.kept(f, config.engine.dtype)],
@@ -83,12 +82,11 @@ def look(
 
 
 async def _look(handle, model, prompts, base, config, subject, known) -> View:
-    quant, drafter = config.quantize, config.drafter
-    limits = dict(concurrency=drafter.eval_concurrency)
-    report(f"{subject} answers {sum(map(len, prompts.values()))} prompts")
-    speed = known.speed or await measure(
-        handle, prompts, subject=subject, prefix="quant_", suffix="_plain", **_as_served(drafter)
-    )
+    quant = config.quantize
+    limits = dict(concurrency=config.engine.max_concurrent_sequences)
+    if not (speed := known.speed):
+        report(f"{subject} answers {sum(map(len, prompts.values()))} prompts")
+        speed = await measure(handle, prompts, subject=subject, prefix="quant_", suffix="_plain", **_as_served(config))
     compared = texts(prompts, base or speed, quant.fidelity_prompts)
     report(f"{subject} scores the base's answers")
     scored = await fidelity.score(handle, compared, top_k=quant.fidelity_top_k, **limits)
@@ -100,11 +98,16 @@ async def _look(handle, model, prompts, base, config, subject, known) -> View:
     return View(speed=speed, scored=scored, answers=answers)
 
 
-def speculate(handle: EngineHandle, prompts: Prompts, drafter: DrafterConfig, subject: str) -> Measurement:
+def speculate(handle: EngineHandle, prompts: Prompts, config: QuantizeFlowConfig, subject: str) -> Measurement:
     """Acceptance and speed of the engine behind `handle`, which serves a quant with its target's drafter."""
-    return asyncio.run(measure(handle, prompts, subject=subject, prefix="quant_", **_as_served(drafter)))
+    return asyncio.run(measure(handle, prompts, subject=subject, prefix="quant_", **_as_served(config)))
 
 
-def _as_served(drafter: DrafterConfig) -> dict:
+def _as_served(config: QuantizeFlowConfig) -> dict:
     """The conditions under which the drafter's acceptance was measured on the target."""
-    return dict(max_new_tokens=drafter.max_new_tokens, concurrency=drafter.eval_concurrency, seed=drafter.seed)
+    return dict(
+        max_new_tokens=config.drafter.max_new_tokens,
+        concurrency=config.drafter.eval_concurrency,
+        seed=config.drafter.seed,
+        engine=config.engine,
+    )

