@@ -167,6 +167,12 @@ class _PolicyRun:
             "mismatch_warning": float(row["k3"] > self.rl.mismatch.warn_k3),
         }
         self.rows.append(row)
+        speed = f"{row['tokens_per_second']:.0f} tokens/s, {row['step_s']:.1f} s"
+        report(
+            f"{name}: reward {row['reward_mean']:.3f}, {row['length_mean']:.0f} tokens an answer, {speed}",
+            step + 1,
+            self.rl.steps,
+        )
         write_rollouts(self._rollout_file(step), step + 1, groups, batch, admitted)
         if row["mismatch_warning"]:
             report(f"{name}: mismatch k3 of {row['k3']:.3g} exceeds rl.mismatch.warn_k3={self.rl.mismatch.warn_k3:g}")

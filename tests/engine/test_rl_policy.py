@@ -1,0 +1,134 @@
+"""Whole RL runs on real vLLM: a tiny model learns, goes on after a kill as if nothing had happened, and runs ahead."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import rl_letters
+import torch
+from safetensors.torch import load_file
+
+from infra.config.flows import RLFlowConfig
+from infra.config.rl import JsonlEnvironment, RLConfig
+from infra.config.target import ClusterConfig, EngineConfig
+from tasks.rl.result import ROLLOUTS, STEPS, RLResult
+from tasks.rl.run import train_policy
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory, monkeypatch_module) -> tuple[Path, Path]:
+    """Model folder and prompts."""
+    folder = tmp_path_factory.mktemp("letters")
+    # scorers run in processes of their own, which find the test's scorer here
+    monkeypatch_module.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    return rl_letters.write_model(folder / "model"), rl_letters.write_prompts(folder / "prompts.jsonl")
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def settings(prompts: Path, **rl) -> RLFlowConfig:
+    common = dict(
+        environments=[JsonlEnvironment(label="letters", path=str(prompts), scorer="rl_letters:next_letter")],
+        general_questions=[],
+        scorer_processes=1,
+        prompts_per_step=16,
+        group_size=8,
+        max_new_tokens=1,
+        lr=3e-3,
+        lr_warmup_steps=5,
+        updates_per_step=3,
+    )
+    return RLFlowConfig(
+        engine=EngineConfig(
+            cpu_threads=1, kv_cache_gib=0.1, max_model_len=32, max_concurrent_sequences=128, max_batched_tokens=512
+        ),
+        cluster=ClusterConfig(trainer_threads=1),
+        rl=RLConfig(**common | rl),
+    )
+
+
+def steps(result: RLResult) -> pd.DataFrame:
+    return pd.read_parquet(result.tables / STEPS)
+
+
+def test_a_tiny_model_learns_what_it_could_not_do(letters, tmp_path):
+    model, prompts = letters
+    result = train_policy(model, settings(prompts, steps=32, checkpoint_every=16), tmp_path)
+    (held_out,) = result.held_out
+    table = steps(result)
+    assert len(held_out.before) == 64
+    assert sum(held_out.before) / 64 < 0.3  # what a constant answer scores at most
+    assert table["reward_mean"][0] < 0.2
+    assert sum(held_out.after) / 64 > 0.9
+    assert table["reward_mean"].iloc[-4:].mean() > 0.9
+    assert table["k3"].max() < 1e-6
+    assert (table["stale"] == 0).all() and (table["failed"] == 0).all()
+    rows = [json.loads(line) for line in (result.tables / ROLLOUTS).read_text().splitlines()]
+    trained = {row["prompt"] for row in rows}
+    expected = [rl_letters.following(row["prompt"][-1]) for row in rows]
+    assert [row["expected"] for row in rows] == expected
+    assert max(expected.count(letter) for letter in rl_letters.LETTERS) / len(expected) < 0.3
+    assert len(trained) > 100
+
+
+def test_a_run_that_was_killed_ends_bit_for_bit_where_an_unbroken_one_ends(letters, tmp_path):
+    """Four steps at a temperature, several tokens an answer; the other process is killed while it trains the third."""
+    model, prompts = letters
+    config = settings(prompts, steps=4, prompts_per_step=4, max_new_tokens=5, temperature=0.7, updates_per_step=2)
+    whole = train_policy(model, config, tmp_path / "whole")
+
+    script = (
+        "import logging, sys; from pathlib import Path; logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
+        "from infra.config.flows import RLFlowConfig; from tasks.rl.run import train_policy\n"
+        "train_policy(Path(sys.argv[1]), RLFlowConfig.model_validate_json(sys.argv[2]), Path(sys.argv[3]))\n"
+    )
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", script, str(model), config.model_dump_json(), str(broken)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if "step 3 of 4: training" in line:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL, "".join(seen)
+    committed = sorted(path.name for path in (broken / "checkpoints").glob("step-*"))
+    assert committed == ["step-000001", "step-000002"]
+
+    told = []
+    resumed = train_policy(model, config, broken, on_step=lambda step, figures: told.append(step))
+    assert told == [2, 3, 4]
+    expected, weights = (load_file(r.model / "model.safetensors") for r in (whole, resumed))
+    assert expected.keys() == weights.keys()
+    for name, weight in expected.items():
+        assert torch.equal(weight, weights[name]), name
+    assert resumed.held_out == whole.held_out
+    exact = ["step", "reward_mean", "loss", "grad_norm", "k1", "k3", "ess", "entropy", "tokens"]
+    pd.testing.assert_frame_equal(steps(whole)[exact], steps(resumed)[exact], check_exact=True)
+    assert steps(whole)["k3"].max() < 1e-6  # the engine's log-probs are those at the temperature
+    assert (resumed.tables / ROLLOUTS).read_text() == (whole.tables / ROLLOUTS).read_text()
+
+
+def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
+    model, prompts = letters
+    config = settings(prompts, steps=8, max_staleness=2, max_new_tokens=8, checkpoint_every=8)
+    table = steps(train_policy(model, config, tmp_path))
+    assert table["staleness_max"].max() in (1, 2)
+    assert (table["stale"] == 0).all()
+    assert table["k3"].iloc[-1] > 1e-7  # old policies sampled, and the correction's log-ratios say so
