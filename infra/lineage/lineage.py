@@ -224,7 +224,8 @@ class Lineage:
                 **({PARENT: parent.label} if parent else {}),
             }
             source = f"lockstep-artifact:///{artifact.name}"  # an MLflow server refuses relative paths
-            self.client.create_model_version(model, source, run_id=run_id or None, tags=tags)
+            about = _about(kind, parent, parts)
+            self.client.create_model_version(model, source, run_id=run_id or None, tags=tags, description=about)
             version = self._by_key(model, key)
             assert version is not None
         self.link(version)
@@ -266,3 +267,10 @@ class Lineage:
             if error.error_code not in _ABSENT:
                 raise
             return None
+
+
+def _about(kind: Kind, parent: Version | None, parts: Mapping[str, Version]) -> str:
+    """What MLflow's page of a version says first."""
+    labels = ", ".join(part.label for part in parts.values())
+    made = {"target": "Target", "drafter": f"Drafter of {labels}", "quant": f"Quantized copy of {labels}"}
+    return made.get(kind, f"Release of {labels}") + (f", from {parent.label}" if parent else "")

