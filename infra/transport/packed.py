@@ -11,8 +11,10 @@ from infra.transport.layout import Piece
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x [.., K], weight, bias) -> [.., N], as `layer.cpu_linear`; packed ones ignore `weight`."""
 
-_IDENTITY_BYTES = 1 << 23
-"""Rows of the identity are pushed through a kernel in blocks whose output has about this size."""
+_OUTPUT_BYTES = 1 << 21
+"""The identity is pushed through a kernel in blocks of rows whose output stays in the cache,"""
+_MIN_ROWS = 128
+"""but of no fewer than a kernel needs to reach its speed."""
 
 
 def pack(weight: torch.Tensor) -> Kernel:
@@ -39,7 +41,7 @@ def read_back(
     """
     columns = shape[1]
     margins = [Margins(piece.stop - piece.start, columns) for piece in pieces]
-    step = max(1, _IDENTITY_BYTES // (shape[0] * dtype.itemsize))
+    step = max(_MIN_ROWS, _OUTPUT_BYTES // (shape[0] * dtype.itemsize))
     identity = torch.eye(min(step, columns), dtype=dtype)
     for start in range(0, columns, step):
         rows = min(step, columns - start)

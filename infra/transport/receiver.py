@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from infra.transport import packed
+from infra.transport.announced import check_arrived, check_params
 from infra.transport.base import ParamMeta, Published, SyncError
 from infra.transport.checksum import checksum
 from infra.transport.layout import Destination, destinations
@@ -127,7 +128,7 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         update = _Update(Published.model_validate(update_info.published))
         plan = destinations(self.model)
         self._check_order(update.published)
-        _check_params(update.metas, plan)
+        check_params(update.metas, plan)
         self._update = update
         update.thread = threading.Thread(target=self._prepare, args=(update, plan), daemon=True)
         update.thread.start()
@@ -189,7 +190,7 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
                     if update.cancelled:
                         return
                     staged = self._stage(update, destination, fetch, values)
-                    _compare(staged.checksums, update.metas, destination.source)
+                    check_arrived(staged.checksums, update.metas, destination.source)
                     update.staged.append(staged)
             update.state = "ready"
         except Exception as error:  # told to the trainer, which decides
@@ -292,32 +293,3 @@ def _checksums(values: torch.Tensor, destination: Destination) -> dict[str, str]
     return {
         piece.name: checksum(values[piece.start : piece.stop].to(destination.dtype)) for piece in destination.pieces
     }
-
-
-def _compare(found: dict[str, str], metas: dict[str, ParamMeta], source: str | None) -> None:
-    for name, digest in found.items():
-        meta = metas.get(name) or metas[source]
-        if digest != meta.checksum:
-            raise SyncError(f"{name} arrived with checksum {digest}, the trainer published {meta.checksum}")
-
-
-def _check_params(metas: dict[str, ParamMeta], plan: list[Destination]) -> None:
-    known = set()
-    for destination in plan:
-        for piece in destination.pieces:
-            known.add(piece.name)
-            meta = metas.get(piece.name)
-            if meta is None and destination.source:
-                continue
-            if meta is None:
-                raise SyncError(f"{piece.name} is missing: the engine's model has it, the trainer did not publish it")
-            shape = [piece.stop - piece.start, *destination.shape[1:]]
-            if meta.shape != shape:
-                raise SyncError(f"{piece.name} has shape {meta.shape}, the engine's model has {shape}")
-            dtype = str(destination.dtype).removeprefix("torch.")
-            if meta.dtype != dtype:
-                raise SyncError(f"{piece.name} is {meta.dtype}, the engine computes in {dtype}: publish it as {dtype}")
-            if destination.source and meta.checksum != metas[destination.source].checksum:
-                raise SyncError(f"{piece.name} is tied to {destination.source} in the engine, but was published untied")
-    if unknown := sorted(set(metas) - known):
-        raise SyncError(f"{unknown[0]} is not a parameter of the engine's model ({len(unknown)} such names)")

@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.engine.client import EngineClient
 from infra.engine.errors import EngineError
-from infra.transport.base import ParamMeta, Published, SyncError
+from infra.transport.base import Published, SyncError
 
-_POLL_S = 0.01
+_ABANDON_S = 60.0
+_POLL_SHARE = 0.1
+"""An engine is asked again after this share of the time it has taken so far: asking takes time from its work."""
 
 
 class SyncReport(BaseModel):
@@ -50,16 +52,16 @@ async def sync(
 
     in_flight: requests that are running are kept (the rest of their tokens comes from the new weights, and so do the
         keys and values of the tokens before), waited for, or aborted.
-    timeout_s: longest time for the preparation, and for each step of the exchange.
+    timeout_s: longest time for the preparation, for pausing, and for the exchange.
     Raises SyncError naming engine and parameter. If an engine could not prepare the update, all engines keep serving
-    the old weights. If an engine's check fails after the exchange, it stays paused: it serves nothing until a later
-    update succeeds.
+    the old weights; an engine that could not be paused in time does so alone. If an engine's check fails after the
+    exchange, it stays paused: it serves nothing until a later update succeeds.
     """
     started = time.monotonic()
     try:
         statuses = await _all(_prepare(client, published, timeout_s) for client in clients)
     except BaseException:
-        await asyncio.gather(*(_abandon(client) for client in clients), return_exceptions=True)
+        await asyncio.gather(*(_abandon(client, published) for client in clients), return_exceptions=True)
         raise
     prepare_s = time.monotonic() - started
     exchanged = await _all(_exchange(client, published, in_flight, timeout_s) for client in clients)
@@ -74,15 +76,37 @@ async def sync(
     )
 
 
+async def verify(client: EngineClient, published: Published) -> None:
+    """Make sure that an engine computes with the published version: every parameter of its model, as its kernels hold
+    it, has the published checksum. Weights only: what it has cached may be older.
+
+    Raises SyncError naming engine and parameter.
+    """
+    (found,) = await client.collective_rpc("weight_checksums")
+    metas = {meta.name: meta for meta in published.params}
+    for name, entry in found.items():
+        meta = metas.get(name) or metas.get(entry.get("source", ""))
+        if meta is None:
+            raise SyncError(f"{_where(client)} computes with {name}, which version {published.version} does not have")
+        if entry["checksum"] != meta.checksum:
+            raise SyncError(
+                f"{_where(client)} computes with another {name} than version {published.version}: checksum "
+                f"{entry['checksum']}, published {meta.checksum}; publish a new version, or replace the engine"
+            )
+    if missing := sorted(set(metas) - set(found)):
+        raise SyncError(f"{_where(client)} does not compute with {missing[0]} ({len(missing)} published parameters)")
+
+
 async def _prepare(client: EngineClient, published: Published, timeout_s: float) -> dict:
     async with _step(client, published, "prepare", timeout_s):
         status = await _status(client)
         if status["sender"] != published.sender:
             await client.init_weight_transfer({"sender": published.sender, "sender_epoch": published.sender_epoch})
+        started = time.monotonic()
         await client.start_weight_update()
         await client.update_weights({"published": published.model_dump()})
         while (status := await _status(client))["state"] == "staging":
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_SHARE * (time.monotonic() - started))
     if status["state"] != "ready":
         raise SyncError(f"{_where(client)} could not take version {published.version}: {status['error']}")
     return status
@@ -92,38 +116,31 @@ async def _exchange(
     client: EngineClient, published: Published, in_flight: str, timeout_s: float
 ) -> tuple[float, float]:
     """Seconds of the pause, and of the checking in it."""
-    async with _step(client, published, "exchange", timeout_s):
+    async with _step(client, published, "exchange", 2 * timeout_s):
         started = time.monotonic()
-        await client.pause(in_flight)
+        await _pause(client, published, in_flight, timeout_s)
         await client.finish_weight_update(str(published.version))
         checking = time.monotonic()
-        (found,) = await client.collective_rpc("weight_checksums")
+        await verify(client, published)
         verify_s = time.monotonic() - checking
-        _check(client, found, published)
         await client.reset_prefix_cache()
         await client.resume()
         return time.monotonic() - started, verify_s
 
 
-def _check(client: EngineClient, found: dict[str, dict[str, str]], published: Published) -> None:
-    metas: dict[str, ParamMeta] = {meta.name: meta for meta in published.params}
-    for name, entry in found.items():
-        meta = metas.get(name) or metas.get(entry.get("source", ""))
-        if meta is None:
-            raise SyncError(f"{_where(client)} computes with {name}, which version {published.version} does not have")
-        if entry["checksum"] != meta.checksum:
-            raise SyncError(
-                f"{_where(client)} computes with a {name} that is not version {published.version}'s: checksum "
-                f"{entry['checksum']}, published {meta.checksum}. It stays paused; publish again, or replace it"
-            )
-    if missing := sorted(set(metas) - set(found)):
-        raise SyncError(
-            f"{_where(client)} does not report {missing[0]} ({len(missing)} such parameters). It stays paused"
-        )
+async def _pause(client: EngineClient, published: Published, in_flight: str, timeout_s: float) -> None:
+    try:
+        async with _step(client, published, f"pause ({in_flight})", timeout_s):
+            await client.pause(in_flight)
+    except SyncError:  # requests that are waited for take too long: nothing has changed, so let them go on
+        await _abandon(client, published)
+        await client.resume()
+        raise
 
 
-async def _abandon(client: EngineClient) -> None:
-    await client.collective_rpc("abandon_weight_update")
+async def _abandon(client: EngineClient, published: Published) -> None:
+    async with _step(client, published, "abandon", _ABANDON_S):
+        await client.collective_rpc("abandon_weight_update")
 
 
 async def _status(client: EngineClient) -> dict:

@@ -1,0 +1,47 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+CODE = """
+import os, sys, time
+from pathlib import Path
+from infra.cluster.session import session
+from infra.config.target import EngineConfig
+from infra.engine.spec import EngineSpec, Role
+
+class Worker:
+    def pid(self):
+        return os.getpid()
+
+s = session()
+worker = s.actor(Worker)
+with s.engine(EngineSpec(model=Path(sys.argv[1]), role=Role.eval, config=EngineConfig(cpu_threads=1))) as handle:
+    print("ready", s.result(worker.pid.remote()), flush=True)
+    time.sleep(600)
+"""
+LEFT_TO_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own helpers: they end by themselves once they have given up on reaching their server, after a minute."""
+
+
+def running(processes):
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_engines_and_workers_end_with_a_killed_driver(tiny_llama):
+    with subprocess.Popen([sys.executable, "-c", CODE, str(tiny_llama)], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout.readline().startswith("ready")
+        family = psutil.Process(driver.pid).children(recursive=True)
+        named = {p: " ".join(p.cmdline()) for p in family}
+        mine = [p for p in family if not named[p].startswith(LEFT_TO_RAY)]
+        assert any("VLLM" in name for name in named.values()) and any("Worker" in name for name in named.values())
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        deadline = time.monotonic() + 60
+        gone, left = psutil.wait_procs(mine, timeout=deadline - time.monotonic())
+    assert not running(left), [named[p] for p in running(left)]
+    for helper in running(family):
+        helper.kill()

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.transport.checksum import Margins, as_matrix, checksum, combine
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+shapes = st.tuples(st.integers(2, 40), st.integers(2, 40))
+
+
+def matrix(shape, seed, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@given(shapes, st.integers(0, 99), st.sampled_from(DTYPES))
+@settings(max_examples=40, deadline=None)
+def test_transposed_memory_gives_the_same(shape, seed, dtype):
+    values = matrix(shape, seed, dtype)
+    margins = Margins(*shape)
+    margins.add(values.t().contiguous().t())
+    assert margins.digest() == checksum(values)
+
+
+@given(shapes, st.integers(0, 99), st.data())
+@settings(max_examples=40, deadline=None)
+def test_shards_add_up_to_the_whole(shape, seed, data):
+    values = matrix(shape, seed)
+    row, column = data.draw(st.integers(1, shape[0] - 1)), data.draw(st.integers(1, shape[1] - 1))
+    digests = []
+    for rows in (slice(0, row), slice(row, None)):
+        for columns in (slice(0, column), slice(column, None)):
+            shard = values[rows, columns]
+            margins = Margins(*shard.shape)
+            margins.add(shard)
+            digests.append(margins.digest(rows.start, columns.start))
+    assert combine(digests) == checksum(values)
+
+
+@given(shapes, st.integers(0, 99), st.sampled_from(DTYPES), st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_flipped_bit_is_seen(shape, seed, dtype, data):
+    values = matrix(shape, seed, dtype)
+    before = checksum(values)
+    bits = values.view(torch.uint8).flatten()
+    bits[data.draw(st.integers(0, bits.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert checksum(values) != before
+
+
+@given(shapes, st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_order_counts(shape, seed):
+    values = matrix(shape, seed)
+    digests = {checksum(v) for v in (values, values.flip(0), values.flip(1), values.roll(1, 0), values.roll(1, 1))}
+    assert len(digests) == 5 or min(shape) == 2  # of two rows, flipping and rolling are the same
+    if shape[0] == shape[1]:
+        assert checksum(values.t()) != checksum(values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_have_no_sign_and_numbers_below_the_normal_range_are_zeros(dtype):
+    assert checksum(torch.tensor([0.0, 1.0], dtype=dtype)) == checksum(torch.tensor([-0.0, 1.0], dtype=dtype))
+    tiny = torch.tensor([torch.finfo(dtype).tiny / 2, 1.0], dtype=dtype)
+    same = checksum(tiny) == checksum(torch.tensor([0.0, 1.0], dtype=dtype))
+    assert same == (dtype != torch.float16)  # half's smallest normal number is 6e-5: weights lie below it
+
+
+def test_scalars_vectors_and_higher_ranks_are_matrices():
+    for shape in ((), (5,), (5, 3), (5, 3, 2)):
+        values = torch.randn(shape)
+        assert as_matrix(values).shape[0] == (shape[0] if shape else 1)
+        assert checksum(values) == checksum(as_matrix(values))
+
+
+def test_large_tensors_are_summed_in_blocks():
+    values = matrix((3000, 700), 0)
+    margins = Margins(3000, 700)
+    margins.add(values)
+    assert checksum(values) == margins.digest()
