@@ -39,8 +39,8 @@ class Linear:
     """A linear scale over [low, high], widened to round ticks unless `exact`."""
 
     def __init__(self, low: float, high: float, *, exact: bool = False, ticks: int = 5) -> None:
-        if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):  # no range that floats can divide into ticks
-            high = low + (abs(low) or 1.0)
+        if high - low <= 1e-5 * max(abs(low), abs(high)) or high - low < 1e-300:  # nothing to tell apart
+            high = low + (abs(low) if abs(low) > 1e-300 else 1.0)
         raw = (high - low) / ticks
         magnitude = 10 ** math.floor(math.log10(raw))
         step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw)
