@@ -11,11 +11,11 @@ def quantize(model: Path, config: QuantizeConfig, folder: Path) -> None:
     """Write the model in folder `model`, quantized by `config`, into `folder` in compressed-tensors format.
 
     A scale is max |w| over its channel (a row of the weight) or group (`group_size` inputs of a row), divided by half
-    the range of the quantized type; it is rounded to the checkpoint's type before the weights are rounded to it, so
-    that the engine dequantizes with the scale the rounding used. Activations are quantized by the engine.
+    the range of the quantized type. It is rounded to the checkpoint's type first, then the weights are rounded with it
+    in float32, so that the engine dequantizes with the scale that the rounding used. The engine quantizes activations.
     """
-    from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from compressed_tensors.compressors import ModelCompressor, compress_module
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
     from transformers import AutoModelForCausalLM
 
@@ -27,8 +27,9 @@ def quantize(model: Path, config: QuantizeConfig, folder: Path) -> None:
     for module in network.modules():
         if hasattr(module, "quantization_scheme"):
             _set_scale(module, scheme.weights)
+            compress_module(module)
     compressor = ModelCompressor.from_pretrained_model(network)
-    compressor.compress_model(network)
+    compressor.quantization_config.quantization_status = QuantizationStatus.COMPRESSED
     network.save_pretrained(folder)
     compressor.update_config(str(folder))
     for file in model.iterdir():
@@ -37,14 +38,16 @@ def quantize(model: Path, config: QuantizeConfig, folder: Path) -> None:
 
 
 def _set_scale(module, args) -> None:
-    """Fill `module.weight_scale`, [out, 1] or [out, in / group_size], from `module.weight`, [out, in]."""
+    """Make `module.weight` float32, [out, in], and set `module.weight_scale`, [out, 1] or [out, in / group_size]."""
     import torch
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    with torch.no_grad():
-        weight = module.weight.float().unflatten(-1, (-1, args.group_size or module.weight.shape[-1]))
-        scale, _ = calculate_qparams(weight.amin(-1), weight.amax(-1), args)
-        module.weight_scale.copy_(scale)
+    dtype = module.weight.dtype
+    weight = module.weight.detach().float()
+    groups = weight.unflatten(-1, (-1, args.group_size or weight.shape[-1]))
+    scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    module.weight_scale = torch.nn.Parameter(scale.to(dtype).float(), requires_grad=False)
 
 
 def _holds_weights(file: Path) -> bool:

@@ -20,28 +20,41 @@ def config(scheme="W8A8", **changes):
     return QuantizeConfig(scheme=scheme, **changes)
 
 
+@pytest.fixture(scope="module")
+def half(model, tmp_path_factory):
+    """The model in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("half")
+    AutoModelForCausalLM.from_pretrained(model, dtype="bfloat16").save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_round_trip_stays_within_half_a_step(model, scheme, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_weight_is_within_half_a_step_of_its_copy(model, half, dtype, scheme, tmp_path):
     import torch
     from safetensors.torch import load_file
 
-    settings = config(scheme, group_size=32)
-    quantize(model, settings, tmp_path)
-    base, copy = load_file(model / "model.safetensors"), load_file(tmp_path / "model.safetensors")
-    for name in quantized_linears(model, settings.ignore):
-        weight, scale = base[f"{name}.weight"].double(), copy[f"{name}.weight_scale"].double()
+    source, settings = model if dtype == "float32" else half, config(scheme, group_size=32)
+    quantize(source, settings, tmp_path)
+    base, copy = load_file(source / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    names = quantized_linears(model, settings.ignore)
+    for name in names:
+        scale = copy[f"{name}.weight_scale"]
+        assert torch.equal(
+            scale, scale.to(getattr(torch, dtype)).to(scale.dtype)
+        )  # the engine may hold it in this type
         levels = unpacked(copy[f"{name}.weight_packed"]) if scheme == "W4A16" else copy[f"{name}.weight"].double()
-        steps = weight.unflatten(-1, (scale.shape[1], -1)) / scale[..., None]
-        levels = levels.unflatten(-1, (scale.shape[1], -1))
-        if scheme == "FP8_DYNAMIC":  # e4m3: three bits of mantissa, so half a step is 1/16 of the value
-            assert torch.all((steps - levels).abs() <= steps.abs() / 16 + 2**-10 + 1e-5)
-            assert levels.abs().max() <= 448
-        else:
-            largest = (
-                127 if scheme == "W8A8" else 7
-            )  # the range is -128..127 (-8..7): the top is clipped by half a step
+        groups = (scale.shape[1], -1)
+        steps = base[f"{name}.weight"].double().unflatten(-1, groups) / scale.double()[..., None]
+        levels = levels.unflatten(-1, groups)
+        if scheme == "FP8_DYNAMIC":  # e4m3: three bits of mantissa, so half a step is 1/16 of the value; 448 at most
+            assert torch.all((steps.clamp(-448, 448) - levels).abs() <= steps.abs() / 16 + 2**-10 + 1e-5)
+        else:  # the range is -128..127 or -8..7: what lies beyond the top is clipped
+            largest = 127 if scheme == "W8A8" else 7
             assert torch.all((steps.clamp(-largest - 1, largest) - levels).abs() <= 0.5 + 1e-4)
-    untouched = set(base) - {f"{name}.weight" for name in quantized_linears(model, settings.ignore)}
+    untouched = set(base) - {f"{name}.weight" for name in names}
     assert untouched and all(torch.equal(base[name], copy[name]) for name in untouched)
 
 
