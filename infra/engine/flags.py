@@ -2,11 +2,13 @@
 
 import json
 import os
+import secrets
 
 from infra.engine.pin import accelerated
 from infra.engine.spec import EngineSpec, Role
 
 KEY_VARIABLE = "LOCKSTEP_ENGINE_KEY"
+SHARED_MEMORY_VARIABLE = "LOCKSTEP_ENGINE_SHARED_MEMORY"
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """OpenMP threads that wait for each other sleep instead of spinning. Spinning threads lose a core as soon as anything
 else runs on it: two of them decoded SmolLM2-135M at 19 tokens/s beside two busy processes, sleeping ones at 120."""
@@ -62,6 +64,8 @@ def environment(spec: EngineSpec, key: str) -> dict[str, str]:
     env = dict(os.environ)
     env |= {
         KEY_VARIABLE: key,
+        # vLLM leaves its shared memory behind when it is stopped: under this name its guardian finds and removes it.
+        SHARED_MEMORY_VARIABLE: f"lockstep-{secrets.token_hex(4)}-",
         "VLLM_SERVER_DEV_MODE": "1" if spec.role.has_rl_endpoints else "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from infra.engine.flags import SHARED_MEMORY_VARIABLE
+
 SHUTDOWN_S = 8.0
 """How long vLLM's own shutdown may take."""
 ORPHANS_S = 1.0
@@ -51,6 +53,8 @@ def guard(serve: Callable[[], object], lifeline: int, status: int, listening: in
         os.kill(server, signal.SIGTERM)
         select.select([pidfd], [], [], SHUTDOWN_S)
     code = _end(server)
+    for segment in Path("/dev/shm").glob(os.environ[SHARED_MEMORY_VARIABLE] + "*"):
+        segment.unlink(missing_ok=True)
     with contextlib.suppress(BrokenPipeError):  # the owner is gone
         os.write(status, f"{code}\n".encode())
     os._exit(0)

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import os
+import signal
 
 import pytest
 
@@ -181,16 +183,17 @@ def test_a_wrong_key_is_refused(rollout, run):
 def test_requests_of_a_dead_engine_fail_at_once(tiny_llama, tiny_engine_config, tmp_path, run):
     engine = start(EngineSpec(model=tiny_llama, role=Role.rollout, config=tiny_engine_config), tmp_path)
 
-    async def stop_meanwhile():
+    async def kill_meanwhile():
         async with EngineClient(engine.handle()) as client:
             await client.pause("keep")
             waiting = [asyncio.create_task(client.generate(PROMPT, max_new_tokens=4, temperature=0)) for _ in range(3)]
             done, _ = await asyncio.wait(waiting, timeout=0.3)
             assert not done
-            await asyncio.to_thread(engine.stop)
+            os.kill(engine.pid, signal.SIGKILL)
             return await asyncio.gather(*waiting, return_exceptions=True)
 
-    for error in run(stop_meanwhile()):
-        assert isinstance(error, EngineError), error
+    for error in run(kill_meanwhile()):
+        assert isinstance(error, EngineGone), error
+    engine.stop()
     with pytest.raises(EngineGone, match="it has died or was stopped"):
         run(generate(engine.handle()))

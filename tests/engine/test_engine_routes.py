@@ -38,7 +38,8 @@ def of_every_role(request, engine, tiny_llama, tiny_engine_config, tmp_path_fact
 def routes(log: str) -> set[tuple[str, str]]:
     """(method, path) of everything that the server says it serves."""
     found = re.findall(r"Route: (\S+), Methods: (.+)", log)
-    return {(method, path) for path, methods in found for method in methods.split(", ")}
+    mounted = {("GET", "/metrics")}
+    return mounted | {(method, path) for path, methods in found for method in methods.split(", ")}
 
 
 async def statuses(engine, asked: set[tuple[str, str]], headers: dict[str, str]) -> dict[tuple[str, str], int]:
