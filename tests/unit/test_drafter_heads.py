@@ -12,6 +12,7 @@ from tasks.drafter import contract, dataset, heads
 from tasks.drafter.export import CARD, tokenizer_digest
 from tasks.drafter.states import Captured, Sequence, StatesWriter
 from tasks.drafter.train import HeadTrainer
+from tasks.drafter.walk import Walk
 from tasks.drafter.worker import TrainerWorker
 
 LAYERS = [2, 4, 5, 8]
@@ -205,6 +206,14 @@ def test_the_learning_rate_rises_then_falls(worker):
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[-1] == pytest.approx(CONFIG.lr / 10)
+
+
+def test_the_engine_may_count_a_block_more_of_each_sequence():
+    expected = Walk(100, [60, 40, 20])
+    contract.check_served(Walk(105, [66, 44, 22]), expected, sequences=5)
+    for unlike in (Walk(160, [1, 0, 0]), Walk(100, [60, 40, 80])):
+        with pytest.raises(contract.ContractError, match="layer ids, norm flags or vocabulary"):
+            contract.check_served(unlike, expected, sequences=5)
 
 
 @pytest.mark.parametrize("num_layers", [7, 8, 30, 61])
