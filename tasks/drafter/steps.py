@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 COMMAND = "lockstep drafter"
 REPORT_EVERY = 5  # optimizer steps between two progress lines
 
-_trainer: Any = None  # the actor that `warm_up_trainer` started
+_trainer: Any = None  # the actor inside `trainer`
 
 
 class Chosen(BaseModel):
