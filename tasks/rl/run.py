@@ -33,7 +33,6 @@ from tasks.rl.result import ROLLOUTS, STEPS, HeldOut, RLResult
 from tasks.rl.rollout import Group, RolloutWorker, admit
 from tasks.rl.schedule import Schedule
 from tasks.rl.scoring import ScorerPool
-from tasks.rl.worker import TrainerWorker
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 
@@ -66,6 +65,8 @@ class _PolicyRun:
         spec = EngineSpec(model=self.base, role=Role.rollout, config=self.config.engine, seed=self.rl.seed)
         with ExitStack() as stack:
             with self.spans.measure("engine_start"):
+                from tasks.rl.worker import TrainerWorker  # imports torch
+
                 report("starting the trainer and the rollout engine")
                 where = place(self.config.cluster, self.config.engine, session().resources())
                 self.trainer = session().actor(
