@@ -17,6 +17,7 @@ def apply() -> None:
         expand_sampling_parameters()
         save_hidden_states_without_cuda()
         repack_tied_head_after_reload()
+        rewind_generators_of_unfinished_prompts()
 
 
 def expand_sampling_parameters() -> None:
@@ -121,3 +122,33 @@ def repack_tied_head_after_reload() -> None:
             dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
     CPUModelRunner.reload_weights = reload_and_repack
+
+
+def rewind_generators_of_unfinished_prompts() -> None:
+    """A prompt that takes several engine steps is sampled from in each of them, and a seeded request's generator is
+    then set back; on CPU that raises, for generators there have no offset, and the engine dies."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    sample, book = CPUModelRunner._sample, CPUModelRunner._bookkeeping_sync
+
+    def unfinished(runner) -> set[int]:
+        return set(runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0].tolist())
+
+    def sample_and_rewind(self, *args, **kwargs):
+        rows = unfinished(self)
+        before = [(g, g.get_state()) for row, g in self.input_batch.generators.items() if row in rows]
+        output = sample(self, *args, **kwargs)
+        for generator, state in before:
+            generator.set_state(state)
+        return output
+
+    def book_without_rewinding(self, *args, **kwargs):
+        generators, rows = self.input_batch.generators, unfinished(self)
+        self.input_batch.generators = {row: g for row, g in generators.items() if row not in rows}
+        try:
+            return book(self, *args, **kwargs)
+        finally:
+            self.input_batch.generators = generators
+
+    CPUModelRunner._sample = sample_and_rewind
+    CPUModelRunner._bookkeeping_sync = book_without_rewinding
