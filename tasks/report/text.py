@@ -9,7 +9,7 @@ from tasks.report.summary import LoopSummary
 def terminal(s: LoopSummary) -> str:
     """Verdict, key figures, gates, time by phase, and where to look further, as plain lines."""
     lines = [f"{MARK[s.verdict]} {headline(s)} in {duration(s.wall_s)}"]
-    lines += [f"  {line}" for line in ([s.error] if s.error else []) + s.released.reasons + s.released.warnings]
+    lines += [f"  {line}" for line in ([s.error] if s.error else []) + s.released.reasons]
     lines += ["", *_columns([(t["name"], t["value"], t["words"]) for t in tiles(s)])]
     if s.gates:
         rows = [(f"{MARK[g.verdict]} {g.name}", g.domain, *_against_bound(g)) for g in s.gates]

@@ -6,7 +6,7 @@ from tasks.report.plots.figure import Figure, interval
 from tasks.report.plots.svg import CHAR, Bands, Linear, Log, Plot, number
 from tasks.report.summary import Estimate
 
-ROW = 46
+ROW = 54
 
 
 def changes(
