@@ -5,10 +5,6 @@ import numpy as np
 MAX_LOG_RATIO = 20.0
 
 
-class MismatchError(RuntimeError):
-    """Engine and trainer disagree by more than the bound of the configuration."""
-
-
 def mismatch(log_ratio: np.ndarray, *, high: float, dropped: np.ndarray, num_nonfinite: int) -> dict[str, float]:
     """Figures of one step.
 

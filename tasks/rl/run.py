@@ -27,12 +27,13 @@ from tasks.rl.checkpoint import Checkpoints
 from tasks.rl.environments.base import Problem
 from tasks.rl.environments.make import make
 from tasks.rl.environments.problems import Problems
+from tasks.rl.errors import MismatchError, TrainerError
 from tasks.rl.figures import rollout_figures, to_batch, write_rollouts
-from tasks.rl.mismatch import MismatchError
 from tasks.rl.result import ROLLOUTS, STEPS, HeldOut, RLResult
 from tasks.rl.rollout import Group, RolloutWorker, admit
 from tasks.rl.schedule import Schedule
 from tasks.rl.scoring import ScorerPool
+from tasks.rl.worker import TrainerWorker, done
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 
@@ -51,6 +52,10 @@ def train_policy(base: Path, config: RLFlowConfig, workdir: Path, *, on_step: On
 class _PolicyRun:
     def __init__(self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep):
         self.base, self.config, self.rl, self.workdir, self.on_step = base, config, config.rl, workdir, on_step
+        if config.cluster.trainer_ranks > 1:
+            raise TrainerError(
+                f"cluster.trainer_ranks={config.cluster.trainer_ranks}: the trainer is one process, set it to 1"
+            )
         environments = make(self.rl.environments, self.rl.seed)
         self.problems = Problems(self.rl.environments, environments, self.rl.held_out_share, self.rl.seed)
         self.held_out = self.problems.held_out(self.rl.eval_prompts)
@@ -60,13 +65,12 @@ class _PolicyRun:
         self.spans = Spans()
         self.rows: list[dict[str, float]] = []
         self.cursors: dict[int, dict] = {}
+        self.sampling_s: dict[int, float] = {}
 
     def train(self) -> RLResult:
         spec = EngineSpec(model=self.base, role=Role.rollout, config=self.config.engine, seed=self.rl.seed)
         with ExitStack() as stack:
             with self.spans.measure("engine_start"):
-                from tasks.rl.worker import TrainerWorker  # imports torch
-
                 report("starting the trainer and the rollout engine")
                 where = place(self.config.cluster, self.config.engine, session().resources())
                 self.trainer = session().actor(
@@ -78,11 +82,12 @@ class _PolicyRun:
                     gpus=where.trainer.gpus,
                     threads=where.trainer_threads,
                 )
+                ready = self.trainer.begin.remote()  # loads the model while the engine starts
                 engine = partial(session().engine, spec, reserve=where.engine, progress=report)
                 handles = [stack.enter_context(engine()) for _ in range(self.config.cluster.engines)]
-            return asyncio.run(self._train(handles))
+            return asyncio.run(self._train(handles, ready))
 
-    async def _train(self, handles: Sequence[EngineHandle]) -> RLResult:
+    async def _train(self, handles: Sequence[EngineHandle], ready: Any) -> RLResult:
         from transformers import AutoTokenizer
 
         async with AsyncExitStack() as stack:
@@ -102,6 +107,8 @@ class _PolicyRun:
                 max_concurrent=self.config.engine.max_concurrent_sequences * len(self.clients),
                 system_prompt=self.rl.system_prompt,
             )
+            with self.spans.measure("trainer"):
+                await done(ready)
             first = await self._restore()
             await self._broadcast(first)
             before = await self._before(handles[0])
@@ -122,7 +129,7 @@ class _PolicyRun:
         state = self.checkpoints.state(latest, self.digest)
         report(f"resuming from {latest.name}")
         with self.spans.measure("trainer"):
-            await _done(self.trainer.load.remote(latest))
+            await done(self.trainer.load.remote(latest))
         self.problems.restore(state["problems"])
         self.rows = state["rows"]
         for row in self.rows[-1:]:
@@ -131,17 +138,19 @@ class _PolicyRun:
 
     async def _sample(self, step: int) -> list[Group]:
         self.cursors[step] = self.problems.state()
-        chosen = self.problems.take(self.rl.prompts_per_step)
-        return await self.sampler.sample(
+        chosen, start = self.problems.take(self.rl.prompts_per_step), time.monotonic()
+        groups = await self.sampler.sample(
             chosen, self.rl.group_size, temperature=self.rl.temperature, seed=self.rl.seed, step=step
         )
+        self.sampling_s[step] = time.monotonic() - start
+        return groups
 
     async def _step(self, step: int, schedule: Schedule) -> None:
         name, start = f"step {step + 1} of {self.rl.steps}", time.monotonic()
         report(f"{name}: sampling {self.rl.prompts_per_step * self.rl.group_size} answers", step, self.rl.steps)
         with self.spans.measure("engine"):
             groups = await schedule.rollouts(step)
-        rollout_s = time.monotonic() - start
+        waited_s, rollout_s = time.monotonic() - start, self.sampling_s.pop(step)
         admitted = admit(groups, version=step, max_staleness=self.rl.max_staleness)
         batch = to_batch(admitted.groups, self.rl.advantage, self.rl.temperature, self.rl.max_new_tokens)
         row = {"step": step + 1, **rollout_figures(groups, admitted)}
@@ -152,7 +161,7 @@ class _PolicyRun:
         )
         with self.spans.measure("trainer"):
             try:
-                row |= await _done(self.trainer.step.remote(batch))
+                row |= await done(self.trainer.step.remote(batch))
             except MismatchError as error:
                 latest = self.checkpoints.latest()
                 raise MismatchError(
@@ -163,6 +172,7 @@ class _PolicyRun:
         schedule.published(step + 1)
         row |= {
             "rollout_s": rollout_s,
+            "waited_for_rollouts_s": waited_s,
             "tokens_per_second": row["tokens"] / rollout_s,
             "step_s": time.monotonic() - start,
             "mismatch_warning": float(row["k3"] > self.rl.mismatch.warn_k3),
@@ -183,16 +193,16 @@ class _PolicyRun:
 
     async def _broadcast(self, version: int) -> dict[str, float]:
         with self.spans.measure("trainer"):
-            published = await _done(self.trainer.publish.remote(version))
+            published = await done(self.trainer.publish.remote(version))
         with self.spans.measure("sync"):
-            done = await sync(self.clients, published, in_flight="keep")
+            synced = await sync(self.clients, published, in_flight="keep")
         return {
             "publish_s": published.publish_s,
-            "pause_s": done.pause_s,
-            "transfer_s": done.transfer_s,
-            "finalize_s": done.finalize_s,
-            "verify_s": done.verify_s,
-            "sync_bytes": float(done.bytes),
+            "pause_s": synced.pause_s,
+            "transfer_s": synced.transfer_s,
+            "finalize_s": synced.finalize_s,
+            "verify_s": synced.verify_s,
+            "sync_bytes": float(synced.bytes),
         }
 
     async def _checkpoint(self, version: int) -> None:
@@ -237,8 +247,8 @@ class _PolicyRun:
         shutil.rmtree(model, ignore_errors=True)  # of an attempt that was interrupted here
         report("writing the trained model")
         with self.spans.measure("trainer"):
-            await _done(self.trainer.export.remote(model))
-            await _done(self.trainer.close.remote())
+            await done(self.trainer.export.remote(model))
+            await done(self.trainer.close.remote())
         tables.mkdir(exist_ok=True)
         pd.DataFrame(self.rows).to_parquet(tables / STEPS, index=False)
         texts = [self._rollout_file(step).read_text() for step in range(self.rl.steps)]
@@ -272,13 +282,3 @@ def _paired(problems: Sequence[Problem], before: Sequence[float], after: Sequenc
         )
         for environment, rows in scores.items()
     ]
-
-
-async def _done(reference: Any) -> Any:
-    """The result of a remote call, or the worker's own exception without Ray's wrapping."""
-    from ray.exceptions import RayTaskError
-
-    try:
-        return await reference
-    except RayTaskError as error:
-        raise error.cause from None

@@ -11,13 +11,10 @@ import torch
 from infra.config.rl import RLConfig
 from tasks.rl.batch import TrainingBatch
 from tasks.rl.corrections import CORRECTIONS, Mismatch
+from tasks.rl.errors import MismatchError, TrainerError
 from tasks.rl.losses import LOSSES, Clip, Tokens, k3, summed
-from tasks.rl.mismatch import MismatchError, mismatch
+from tasks.rl.mismatch import mismatch
 from tasks.rl.packing import MicroBatch, pack
-
-
-class TrainerError(RuntimeError):
-    """The policy cannot be trained, or training went wrong."""
 
 
 @dataclass

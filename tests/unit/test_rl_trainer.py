@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from infra.config.rl import MismatchBounds, RLConfig
 from tasks.rl.batch import TrainingBatch, TrainingGroup
+from tasks.rl.errors import MismatchError, TrainerError
 from tasks.rl.losses import LOSSES
-from tasks.rl.mismatch import MismatchError
 from tasks.rl.packing import pack
-from tasks.rl.trainer import Trainer, TrainerError
+from tasks.rl.trainer import Trainer
 
 VOCABULARY = 97
 LAX = MismatchBounds(stop_k3=100.0)
