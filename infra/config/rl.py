@@ -100,7 +100,7 @@ class RLConfig(Section):
     correction_low: float = Field(0.5, gt=0)
     """Lower bound of the masked corrections."""
     correction_high: float = Field(2.0, gt=0)
-    """Truncation (tis) or upper bound (icepop, mis_sequence)."""
+    """Truncation (tis, tis_sequence) or upper bound (icepop, mis_sequence)."""
     loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
     """Policy loss and its aggregation."""
     clip_low: float = Field(0.2, ge=0)
