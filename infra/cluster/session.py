@@ -1,8 +1,10 @@
 """One Ray session per process: engines and workers are started through it and end with it."""
 
 import atexit
+import gc
 import logging
 import os
+import socket
 import threading
 import uuid
 import weakref
@@ -22,6 +24,7 @@ ADDRESS_VARIABLE = "LOCKSTEP_RAY_ADDRESS"
 _OBJECT_STORE_BYTES = 128 * 2**20  # weights and hidden states never travel through it
 _POLL_S = 2.0
 _FREE_S = 60.0
+_ANSWER_S = 10.0
 _INHERITED = ("LOCKSTEP_", "HF_", "VLLM_", "TRANSFORMERS_", "MLFLOW_", "PREFECT_", "PYTHONPATH")
 
 _current: "Session | None" = None
@@ -215,6 +218,7 @@ class Session:
         if need == Resources():
             return None
         ray = self._ray()
+        gc.collect()  # workers that nothing but a cycle of references holds, such as an exception's, give back theirs
         total, free = ray.cluster_resources(), ray.available_resources()
         if need.cpus > total.get("CPU", 0) or need.gpus > total.get("GPU", 0):
             have = Resources(total.get("CPU", 0.0), total.get("GPU", 0.0))
@@ -265,17 +269,24 @@ class _Keeper:
         logging.getLogger("ray").setLevel(logging.ERROR)
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
         if address:
-            try:
-                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-            except ConnectionError as error:
-                raise PlacementError(
-                    f"no Ray cluster answers at {address}: start it, or unset {ADDRESS_VARIABLE}"
-                ) from error
+            _check_answers(address)
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
             return
         self.local = True
         ray.init(
             address="local", num_cpus=len(os.sched_getaffinity(0)), object_store_memory=_OBJECT_STORE_BYTES, **quiet
         )
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself tries for minutes before it says so."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        raise PlacementError(
+            f"no Ray cluster answers at {address} ({error}): start it, or unset {ADDRESS_VARIABLE}"
+        ) from error
 
 
 def _options(reserve: Resources, group: Any) -> dict[str, Any]:

@@ -1,4 +1,3 @@
-import gc
 import os
 import threading
 
@@ -10,18 +9,26 @@ from infra.engine.errors import EngineError
 from infra.engine.spec import EngineSpec, Role
 
 
-class Worker:
-    def __init__(self, number: int) -> None:
-        self.number = number
+def worker_class() -> type:
+    """A class that travels by value: Ray's workers cannot import tests."""
 
-    def pid(self) -> int:
-        return os.getpid()
+    class Worker:
+        def __init__(self, number: int) -> None:
+            self.number = number
 
-    def threads(self) -> str:
-        return os.environ["OMP_NUM_THREADS"]
+        def pid(self) -> int:
+            return os.getpid()
 
-    def fail(self) -> None:
-        raise ValueError(f"worker {self.number} says why")
+        def threads(self) -> str:
+            return os.environ["OMP_NUM_THREADS"]
+
+        def fail(self) -> None:
+            raise ValueError(f"worker {self.number} says why")
+
+    return Worker
+
+
+Worker = worker_class()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,6 @@ def test_devices_are_free_again_when_a_worker_is_let_go(session):
         worker = session.actor(Worker, number, cpus=every)
         session.result(worker.pid.remote())
         del worker
-        gc.collect()
 
 
 def test_a_worker_that_cannot_fit_is_refused_at_once(session):
@@ -78,7 +84,8 @@ def test_an_engine_that_cannot_start_says_why(session, tmp_path, tiny_engine_con
         pass
 
 
-def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:1")
-    with pytest.raises(PlacementError, match=f"no Ray cluster answers at 127.0.0.1:1: .*unset {ADDRESS_VARIABLE}"):
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch, address):
+    monkeypatch.setenv(ADDRESS_VARIABLE, address)
+    with pytest.raises(PlacementError, match=f"no Ray cluster answers at {address} .*unset {ADDRESS_VARIABLE}"):
         Session().resources()
