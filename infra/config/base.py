@@ -6,4 +6,10 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """A group of settings. Unknown keys are refused, defaults are checked, instances do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,  # `--set target.base_version=1`
+    )

@@ -20,7 +20,7 @@ PROMPT_TOKENS = 64  # of a typical prompt: only sizes estimates
 TRAINING_BYTES = 16  # per parameter: float32 weights, gradients and two AdamW moments
 CHECKPOINT_BYTES = 12  # per parameter: float32 weights and two moments
 LOGIT_COPIES = 3  # logits, their log-softmax and its gradient live at once
-# measured resident memory, GiB: what a process holds beside weights and cache
+# rounded up from resident memory seen on CPU, GiB: what a process holds beside weights and cache
 ENGINE_GIB, TRAINER_GIB, SERVICES_GIB = 1.6, 1.1, 1.6
 
 

@@ -39,8 +39,8 @@ class EngineConfig(Section):
     """Tokens of one engine step (vLLM `max_num_batched_tokens`)."""
     kv_cache_gib: float = Field(0.5, gt=0)
     """KV cache on CPU, GiB. On a GPU, `gpu_memory_fraction` decides."""
-    gpu_memory_fraction: float = Field(0.85, gt=0, lt=1)
-    """Share of a GPU's memory that one engine may take."""
+    gpu_memory_fraction: float = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory that one engine may take; a colocated trainer needs the rest."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one engine."""
     cpu_threads: int = Field(2, ge=1)

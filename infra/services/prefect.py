@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def durable(
-    fn: Callable | None = None, *, name: str | None = None, **options: Any
+    fn: Callable | None = None, *, name: str | None = None, outlives_edits: bool = False, **options: Any
 ) -> Task | Callable[[Callable], Task]:
     """A Prefect task whose result is kept under `home()/results`. Called again with the same arguments and the same
     source code, in this run or a later one, it gives that result and shows as Cached.
@@ -30,30 +30,31 @@ def durable(
     Arguments and result must be JSON: pydantic models (of importable classes), paths, dates, numbers, strings, lists,
     dicts. Large data travels as an ArtifactRef or a path. What must not be shared between runs takes the run's key as
     an argument. The source code is that of every file in tasks/ and infra/, so an edit there runs everything anew.
+    outlives_edits: the source code does not count: for choices that a resumed run must not make again.
     options: further arguments of `prefect.task`.
     Calling the task raises TypeError when an argument is not JSON.
     """
     if fn is None:
-        return functools.partial(durable, name=name, **options)
+        return functools.partial(durable, name=name, outlives_edits=outlives_edits, **options)
     name = name or fn.__name__.replace("_", " ")
     return task(
         durations.timed(name, fn),
         name=name,
         persist_result=True,
         result_serializer="json",
-        cache_policy=CacheKeyFnPolicy(cache_key_fn=functools.partial(_cache_key, name)),
+        cache_policy=CacheKeyFnPolicy(cache_key_fn=functools.partial(_cache_key, name, outlives_edits)),
         **options,
     )
 
 
-def _cache_key(name: str, context: Any, arguments: dict[str, Any]) -> str:
+def _cache_key(name: str, outlives_edits: bool, context: Any, arguments: dict[str, Any]) -> str:
     values = {}
     for argument, value in arguments.items():
         try:
             values[argument] = to_jsonable_python(value, inf_nan_mode="constants")
         except ValueError as error:
             raise TypeError(f"task {name!r}: argument {argument!r} is not JSON ({error})") from None
-    canonical = json.dumps([name, values, source_digest()], sort_keys=True)
+    canonical = json.dumps([name, values, "" if outlives_edits else source_digest()], sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

@@ -150,7 +150,9 @@ def read_index(folder: Path) -> list[Shard]:
 
 
 def read_states(folder: Path) -> Iterator[Captured]:
-    """Every sequence of `folder` with its states, in order of writing; a shard is read when its first is asked for.
+    """Every sequence of `folder` with its states in float32, in order of writing.
+
+    A shard is read when its first sequence is asked for.
 
     Raises StatesError when a shard is not the one that was written, or there is none.
     """
@@ -163,7 +165,7 @@ def read_states(folder: Path) -> Iterator[Captured]:
         path = folder / shard.file
         if _sha256(path) != shard.sha256:
             raise StatesError(f"{path} is not the file that was captured (its sha256 differs): capture again")
-        states = load_file(path)["hidden_states"]
+        states = load_file(path)["hidden_states"].float()  # heads train in float32, whatever the engine computed in
         for sequence in shard.sequences:
             yield Captured(sequence, states[sequence.offset : sequence.offset + sequence.num_states])
 

@@ -89,7 +89,7 @@ class Measured(BaseModel):
     spans: dict[str, float]
 
 
-@durable(name="choose target and drafter to start from")
+@durable(name="choose target and drafter to start from", outlives_edits=True)
 def choose(config: TargetConfig, warm_start: bool, target: str | None, run: str) -> Chosen:
     """The target given as a label, else the newest version; the drafter of it or of its nearest ancestor that has one.
 

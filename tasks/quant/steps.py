@@ -63,7 +63,7 @@ class Tried(BaseModel):
     spans: dict[str, float]
 
 
-@durable(name="choose what is quantized")
+@durable(name="choose what is quantized", outlives_edits=True)
 def choose(config: TargetConfig, target: str | None, drafter: str | None, run: str) -> Chosen:
     """The target and drafter given as labels, else the target that `config` means and its newest drafter. Kept with
     the run: there may be newer ones when it resumes."""

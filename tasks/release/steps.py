@@ -19,7 +19,7 @@ from tasks.release.record import Judgement, judge_candidate, keep
 from tasks.release.serve import serve_and_ask, spec_of
 
 
-@durable(name="choose what is released")
+@durable(name="choose what is released", outlives_edits=True)
 def choose_candidate(
     name: str, config: ReleaseConfig, target: str | None, drafter: str | None, quant: str | None, run: str
 ) -> Candidate:

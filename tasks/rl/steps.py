@@ -28,7 +28,7 @@ COMMAND = "lockstep rl"
 TABLE = "evidence.parquet"
 
 
-@durable(name="choose the base version")
+@durable(name="choose the base version", outlives_edits=True)
 def choose_base(config: TargetConfig, run: str) -> Version:
     """The version that training starts from. Kept with the run: aliases may have moved when it resumes."""
     report(f"looking up {config.name} {config.base_version}")

@@ -97,3 +97,8 @@ def test_a_list_replaces_a_list(file):
     text = "[drafter]\ntraffic = [{ domain = 'chat', source = 'writing', prompts = 2 }]"
     config = load(DrafterFlowConfig, preset="smol", files=[file(text)])
     assert [source.domain for source in config.drafter.traffic] == ["chat"]
+
+
+def test_a_number_may_stand_where_text_is_asked_for():
+    loaded = load(RLFlowConfig, overrides=["target.base_version=1"])
+    assert loaded.target.base_version == "1"

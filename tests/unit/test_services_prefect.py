@@ -27,7 +27,7 @@ def key():
     """`key(name, **arguments)`: the cache key of a task called so."""
     from infra.services.prefect import _cache_key
 
-    return lambda name="train", **arguments: _cache_key(name, None, arguments)
+    return lambda name="train", *, outlives_edits=False, **arguments: _cache_key(name, outlives_edits, None, arguments)
 
 
 def test_a_key_is_of_name_arguments_and_source(key, monkeypatch):
@@ -46,6 +46,15 @@ def test_a_key_is_of_name_arguments_and_source(key, monkeypatch):
     monkeypatch.setattr(prefect, "source_digest", lambda: "other source")
     changes.append(key(ref=ref, folder=Path("/a"), sizes={"x": 1, "y": 2.5}, run="r"))
     assert len({one, *changes}) == len(changes) + 1
+
+
+def test_a_choice_that_outlives_edits_is_not_made_again(key, monkeypatch):
+    from infra.services import prefect
+
+    before = key("choose", outlives_edits=True, run="r")
+    monkeypatch.setattr(prefect, "source_digest", lambda: "other source")
+    assert key("choose", outlives_edits=True, run="r") == before
+    assert key("choose", outlives_edits=True, run="s") != before
 
 
 def test_an_argument_that_is_not_json_is_named(key):
