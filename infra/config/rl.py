@@ -56,7 +56,10 @@ Environment = Annotated[ReasoningGym | JsonlEnvironment, Field(discriminator="ty
 
 
 class MismatchBounds(Section):
-    """Bounds on the mismatch between the engine's log-probs and the trainer's (definitions: `tasks/rl/mismatch.py`)."""
+    """Bounds on the mismatch between the engine's log-probs and the trainer's (definitions: `tasks/rl/mismatch.py`).
+
+    With `max_staleness` above 0 it holds what the policy moved since a token was sampled: the bounds must allow that.
+    """
 
     warn_k3: float = Field(1e-3, gt=0)
     """A step whose k3 exceeds this is marked, nats per token."""
