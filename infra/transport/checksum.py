@@ -14,8 +14,9 @@ from collections.abc import Iterable
 import torch
 
 _MASK = 0xFFFFFFFF
-_BLOCK_BYTES = 1 << 19
-"""Values are taken in blocks that stay in a core's cache."""
+_BLOCK_VALUES = 32_000
+"""Values are taken in blocks that stay in a core's cache and that torch does not spread over threads: on a busy machine
+a thread that has to wait for its turn holds up all the others, thousands of times."""
 
 
 class Margins:
@@ -62,7 +63,7 @@ def blocks(matrix: torch.Tensor) -> Iterable[tuple[int, torch.Tensor]]:
     """(first row, rows) of `matrix` in blocks that fit a core's cache; a GPU takes it whole."""
     rows = matrix.shape[0]
     if matrix.device.type == "cpu":
-        rows = max(1, _BLOCK_BYTES // max(1, matrix.shape[1] * matrix.element_size()))
+        rows = max(1, _BLOCK_VALUES // max(1, matrix.shape[1]))
     for start in range(0, matrix.shape[0], rows):
         yield start, matrix[start : start + rows]
 
