@@ -4,7 +4,11 @@
 
 import fcntl
 import os
-from functools import partial
+import threading
+from functools import partial, wraps
+
+KERNELS = threading.RLock()
+"""Held by whoever multiplies by packed matrices: on CPU vLLM's kernels share one scratchpad in a process."""
 
 
 def apply() -> None:
@@ -18,6 +22,7 @@ def apply() -> None:
         save_hidden_states_without_cuda()
         repack_tied_head_after_reload()
         rewind_generators_of_unfinished_prompts()
+        keep_kernels_to_one_thread()
 
 
 def expand_sampling_parameters() -> None:
@@ -152,3 +157,21 @@ def rewind_generators_of_unfinished_prompts() -> None:
 
     CPUModelRunner._sample = sample_and_rewind
     CPUModelRunner._bookkeeping_sync = book_without_rewinding
+
+
+def keep_kernels_to_one_thread() -> None:
+    """Two threads that multiply by packed matrices overwrite each other's scratchpad: a weight update that reads its
+    matrices back while the engine decodes would see, and cause, wrong numbers."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    for name in ("execute_model", "sample_tokens"):
+        setattr(CPUWorker, name, _holding_kernels(getattr(CPUWorker, name)))
+
+
+def _holding_kernels(method):
+    @wraps(method)
+    def hold(self, *args, **kwargs):
+        with KERNELS:
+            return method(self, *args, **kwargs)
+
+    return hold

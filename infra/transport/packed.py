@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
+from infra.engine.quirks import KERNELS
 from infra.transport.checksum import Margins
 from infra.transport.layout import Piece
 
@@ -22,7 +23,8 @@ def pack(weight: torch.Tensor) -> Kernel:
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     layer = SimpleNamespace(weight=torch.nn.Parameter(weight, requires_grad=False), bias=None)
-    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    with KERNELS:
+        dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
     return layer.cpu_linear
 
 
@@ -47,7 +49,8 @@ def read_back(
         rows = min(step, columns - start)
         x = torch.zeros(rows, columns, dtype=dtype)
         x[:, start : start + rows] = identity[:rows, :rows]
-        block = kernel(x, weight, None)  # [rows of the identity, N]: columns [start, start + rows) of the matrix
+        with KERNELS:
+            block = kernel(x, weight, None)  # [rows of the identity, N]: columns [start, start + rows) of the matrix
         for piece, sums in zip(pieces, margins, strict=True):
             sums.add(block[:, piece.start : piece.stop].t(), column=start)
     return {piece.name: sums.digest() for piece, sums in zip(pieces, margins, strict=True)}

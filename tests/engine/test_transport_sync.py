@@ -102,6 +102,36 @@ def test_requests_in_flight(rollout, versions, run, in_flight):
     run(check())
 
 
+def test_an_engine_that_decodes_while_updates_are_prepared_computes_as_if_alone(rollout, versions, run):
+    """Kernels of two threads once overwrote each other's scratchpad: without the lock about every fifth update fails."""
+    handle, trainer, sender = rollout
+
+    async def check():
+        async with EngineClient(handle) as client:
+
+            async def answer() -> list[int]:
+                return (
+                    await client.generate(PROMPT[:20], max_new_tokens=60, temperature=0.0, ignore_eos=True)
+                ).token_ids
+
+            await sync([client], sender.publish(next(versions), trainer.weights().items()))
+            alone, synced = await answer(), asyncio.Event()
+
+            async def ask() -> list[list[int]]:
+                got = []
+                while not synced.is_set():
+                    got.append(await answer())
+                return got
+
+            asking = asyncio.gather(*(ask() for _ in range(4)))
+            for _ in range(25):
+                await sync([client], sender.publish(next(versions), trainer.weights().items()))
+            synced.set()
+            assert all(tokens == alone for got in await asking for tokens in got)
+
+    run(check())
+
+
 def test_cached_prefixes_are_forgotten(rollout, versions, run, tmp_path):
     """vLLM's own reload keeps them. When the control fails, vLLM has mended it."""
     handle, trainer, sender = rollout

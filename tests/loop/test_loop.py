@@ -66,6 +66,7 @@ def test_a_gate_refuses_with_exit_code_3_and_says_which_figure_fell_short(trip, 
     assert aliases["champion"] == f"tiny-release/{trip['versions']['release']}"
 
 
+@pytest.mark.timeout(1200)
 def test_a_loop_killed_in_every_phase_continues_and_no_dead_run_stays_running(services, lockstep, prefect_api):
     """A Qwen3 with an untied head: the second family, killed once in each phase, ends as an unbroken loop does."""
     marks = ("step 2 of 2", "training: loss", "asking tiny-qwen3-quant", "serve and ask")
@@ -80,7 +81,7 @@ def test_a_loop_killed_in_every_phase_continues_and_no_dead_run_stays_running(se
         for line in process.stdout:
             if mark in line:
                 break
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = [c for c in psutil.Process(process.pid).children(recursive=True) if not left_to_ray(c)]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         _, alive = psutil.wait_procs(children, timeout=60)
@@ -92,6 +93,14 @@ def test_a_loop_killed_in_every_phase_continues_and_no_dead_run_stays_running(se
     assert summary["versions"]["target"] == 2  # each kill continued the same trip: nothing was registered twice
     states = [run["state_type"] for run in httpx.post(f"{prefect_api}/flow_runs/filter", json={}).json()]
     assert "RUNNING" not in states
+
+
+def left_to_ray(process: psutil.Process) -> bool:
+    """Ray's own helpers: they end by themselves once they have given up on reaching their server, after a minute."""
+    command = " ".join(process.cmdline())
+    return any(
+        name in command for name in ("DashboardAgent", "RuntimeEnvAgent", "dashboard/agent.py", "runtime_env/agent")
+    )
 
 
 def _flow_run(api: str, trip: dict) -> dict:

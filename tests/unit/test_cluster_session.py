@@ -5,6 +5,7 @@ import pytest
 
 from infra.cluster.placement import PlacementError
 from infra.cluster.session import ADDRESS_VARIABLE, Session
+from infra.cluster.session import session as shared_session
 from infra.engine.errors import EngineError
 from infra.engine.spec import EngineSpec, Role
 
@@ -33,6 +34,7 @@ Worker = worker_class()
 
 @pytest.fixture(scope="module")
 def session():
+    shared_session().close()  # a process has one Ray, and earlier tests may have left it open
     opened = Session()
     # Ray must outlive the thread that happened to use it first.
     first = threading.Thread(target=opened.resources)
