@@ -103,7 +103,7 @@ def test_requests_in_flight(rollout, versions, run, in_flight):
 
 
 def test_an_engine_that_decodes_while_updates_are_prepared_computes_as_if_alone(rollout, versions, run):
-    """Kernels of two threads once overwrote each other's scratchpad: without the lock about every fifth update fails."""
+    """Kernels of two threads share a scratchpad: without the lock about every fifth update fails."""
     handle, trainer, sender = rollout
 
     async def check():
