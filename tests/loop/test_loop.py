@@ -14,7 +14,17 @@ import pytest
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 PHASES = ["rl", "drafter", "quantize", "release"]
 LLAMA = ["--preset", "tiny"]
-QWEN3 = ["--preset", "tiny", "--set", "target.name=tiny-qwen3", "--set", "target.source=random:qwen3"]
+MANY = json.dumps([f"What is {n} times 8?" for n in range(60)])  # asking takes long enough to be interrupted
+QWEN3 = [
+    "--preset",
+    "tiny",
+    "--set",
+    "target.name=tiny-qwen3",
+    "--set",
+    "target.source=random:qwen3",
+    "--set",
+    f"release.questions={MANY}",
+]
 
 
 def ok(done: subprocess.CompletedProcess) -> str:
@@ -69,7 +79,7 @@ def test_a_gate_refuses_with_exit_code_3_and_says_which_figure_fell_short(trip, 
 @pytest.mark.timeout(1200)
 def test_a_loop_killed_in_every_phase_continues_and_no_dead_run_stays_running(services, lockstep, prefect_api):
     """A Qwen3 with an untied head: the second family, killed once in each phase, ends as an unbroken loop does."""
-    marks = ("step 2 of 2", "training: loss", "asking tiny-qwen3-quant", "serve and ask")
+    marks = ("step 2 of 2", "training: loss", "asking tiny-qwen3-quant", "releasing tiny-qwen3")
     for mark in marks:
         process = subprocess.Popen(
             [LOCKSTEP, "loop", *QWEN3, "--local"],
