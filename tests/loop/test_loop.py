@@ -68,7 +68,7 @@ def test_a_gate_refuses_with_exit_code_3_and_says_which_figure_fell_short(trip, 
 
 @pytest.mark.timeout(1200)
 def test_a_loop_killed_again_and_again_continues_and_no_dead_run_stays_running(services, lockstep, prefect_api):
-    """A Qwen3 with an untied head, the second family: killed while it trains, drafts and quantizes, it ends as if never."""
+    """A Qwen3 with an untied head, the second family: killed three times, it ends as if never."""
     marks = ("step 2 of 2", "training: loss", "quantizing to W8A8")
     for mark in marks:
         process = subprocess.Popen(
