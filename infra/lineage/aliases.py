@@ -1,5 +1,6 @@
 """Which release is candidate, champion and previous. Aliases are on releases alone, so a triple moves as one."""
 
+from infra.lineage.client import write
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import LineageError, Version, registered_model, split_label
 
@@ -32,7 +33,7 @@ def promote(lineage: Lineage, release: Version) -> None:
     if champion != release.label:
         if champion:
             _move(lineage, "previous", champion)
-            lineage.client.set_model_version_tag(release.model, str(release.version), REPLACES, champion)
+            write(lineage.client.set_model_version_tag, release.model, str(release.version), REPLACES, champion)
         _move(lineage, "champion", release.label)
     if held.get("candidate") == release.label:
         lineage.client.delete_registered_model_alias(release.model, "candidate")
@@ -60,4 +61,4 @@ def roll_back(lineage: Lineage, name: str) -> tuple[Version, Version]:
 
 def _move(lineage: Lineage, alias: str, label: str) -> None:
     model, number = split_label(label)
-    lineage.client.set_registered_model_alias(model, alias, str(number))
+    write(lineage.client.set_registered_model_alias, model, alias, str(number))

@@ -3,8 +3,10 @@
 import fcntl
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from infra.lineage.versions import LineageError
@@ -54,6 +56,22 @@ def experiment_id(client, uri: str) -> str:
                 raise
             found = client.get_experiment_by_name(EXPERIMENT)
     return found.experiment_id
+
+
+def write(change: Callable[..., Any], *arguments: str) -> None:
+    """Call a method of the client that sets one thing (a tag, an alias), which may be called again.
+
+    MLflow looks whether the row is there and then adds it: of two writers at once the later one fails on the row of the
+    other, and finds it when asked again.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        change(*arguments)
+    except MlflowException as error:
+        if error.error_code != "BAD_REQUEST":
+            raise
+        change(*arguments)
 
 
 def sqlite_file(uri: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict, Unpack
 
 from pydantic import BaseModel
 
-from infra.lineage.client import connect, experiment_id
+from infra.lineage.client import connect, experiment_id, write
 from infra.lineage.provenance import provenance
 from infra.lineage.runs import Run, open_run
 from infra.lineage.versions import (
@@ -140,7 +140,7 @@ class Lineage:
     def tag(self, version: Version, tags: Mapping[str, str]) -> None:
         """Set further tags of `version`."""
         for key, value in tags.items():
-            self.client.set_model_version_tag(version.model, str(version.version), key, value)
+            write(self.client.set_model_version_tag, version.model, str(version.version), key, value)
 
     def get(self, label: str) -> Version:
         """The version `MODEL/NUMBER`. Raises LineageError when there is none."""
@@ -180,7 +180,7 @@ class Lineage:
             found += page
             token = page.token
             if not token:
-                return sorted((from_mlflow(v) for v in found), key=lambda v: -v.version)
+                return sorted((from_mlflow(v) for v in found if v.tags or self._stays(v)), key=lambda v: -v.version)
 
     def drafters(self, target: Version) -> list[Version]:
         """Drafters of this target version, newest first."""
@@ -194,7 +194,7 @@ class Lineage:
         """Write the links of the versions that `version` names back to it; those that exist stay as they are."""
         for label in [*version.parts.values(), *([version.parent] if version.parent else [])]:
             model, number = split_label(label)
-            self.client.set_model_version_tag(model, str(number), LINK + version.label, version.artifact.digest)
+            write(self.client.set_model_version_tag, model, str(number), LINK + version.label, version.artifact.digest)
 
     def _register(
         self,
@@ -240,6 +240,10 @@ class Lineage:
         for double in found[:-1]:
             self._found(lambda number=double.version: self.client.delete_model_version(model, str(number)))
         return found[-1] if found else None
+
+    def _stays(self, found: Any) -> bool:
+        """Whether a version listed without its tags is still there: another process may be deleting a double."""
+        return self._found(lambda: self.client.get_model_version(found.name, found.version)) is not None
 
     def _ensure_model(self, model: str, kind: Kind, name: str) -> None:
         from mlflow.exceptions import MlflowException

@@ -285,7 +285,7 @@ lineage.client, lineage.experiment
 print("ready", flush=True)
 sys.stdin.readline()
 target = lineage.register_target("race", ref("same"), run_id="")
-for i in range(10):
+for i in range(20):
     lineage.register_drafter("race", ref(f"{me}-{i}"), target=target, run_id="", evidence=[ref(f"e-{me}-{i}")])
     lineage.register_quant("race", ref(f"shared-{i}"), target=target, run_id="")
 print(target.label)
@@ -307,7 +307,7 @@ def test_processes_that_register_at_once(tmp_path: Path):
     (target,) = lineage.versions("race")
     assert printed == [target.label] * 3
     drafters, quants = lineage.versions("race-drafter"), lineage.versions("race-quant")
-    assert len(drafters) == 30 and len(quants) == 10
+    assert len(drafters) == 60 and len(quants) == 20
     assert target.links == {v.label: v.artifact.digest for v in drafters + quants}
     assert all(len(v.evidence) == 1 for v in drafters)
 
