@@ -19,7 +19,8 @@ from tasks.drafter.steps import (
     trainer,
     write_evidence,
 )
-from tasks.drafter.text import markdown, metrics, records, total
+from tasks.drafter.text import markdown, records, total
+from tasks.evaluate.evidence import metrics
 
 
 class DrafterOutcome(Outcome):

@@ -9,6 +9,7 @@ from infra.config.flows import QuantizeFlowConfig
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
+from tasks.evaluate.evidence import metrics
 from tasks.quant.steps import (
     choose,
     look_at_base,
@@ -18,7 +19,7 @@ from tasks.quant.steps import (
     try_drafter,
     write_evidence,
 )
-from tasks.quant.text import markdown, metrics, records, total
+from tasks.quant.text import markdown, records, total
 
 
 class QuantizeOutcome(Outcome):

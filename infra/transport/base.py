@@ -60,7 +60,11 @@ class Published(BaseModel):
 
 
 class Sender(Protocol):
-    """The trainer's side of a transport."""
+    """The trainer's side of a transport. As a context manager it is closed at the end."""
+
+    def __enter__(self) -> "Sender": ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def publish(self, version: int, named_tensors: Iterable[tuple[str, "torch.Tensor"]]) -> Published:
         """Make these weights available to engines as `version`; what was published before is gone."""

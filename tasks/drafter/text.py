@@ -31,11 +31,6 @@ def markdown(title: str, evidence: "pd.DataFrame") -> str:
     return "\n".join(lines) + "\n"
 
 
-def metrics(evidence: "pd.DataFrame") -> dict[str, float]:
-    """Metrics for MLflow: `figure/domain`."""
-    return {f"{r.figure}/{r.domain}".rstrip("/"): r.value for r in evidence.itertuples()}
-
-
 def records(evidence: "pd.DataFrame") -> list[dict]:
     """Acceptance by domain as rows of a table in Prefect, which takes no NaN."""
     shown = evidence[evidence["figure"].str.startswith(("acceptance", "tokens_per_second", "speculation", "output"))]

@@ -58,3 +58,8 @@ def write(evidence: pd.DataFrame, path: Path) -> None:
 def read(path: Path) -> pd.DataFrame:
     """Read a table that `write` wrote."""
     return pd.read_parquet(path).astype(COLUMNS)
+
+
+def metrics(evidence: pd.DataFrame) -> dict[str, float]:
+    """Values by name for MLflow: `figure/domain`, or `figure` where there is no domain."""
+    return {f"{r.figure}/{r.domain}".rstrip("/"): r.value for r in evidence.itertuples()}

@@ -36,11 +36,6 @@ def markdown(title: str, evidence: "pd.DataFrame") -> str:
     return "\n".join(lines) + "\n"
 
 
-def metrics(evidence: "pd.DataFrame") -> dict[str, float]:
-    """Metrics for MLflow: `figure/domain`."""
-    return {f"{r.figure}/{r.domain}".rstrip("/"): r.value for r in evidence.itertuples()}
-
-
 def records(evidence: "pd.DataFrame") -> list[dict]:
     """Rows for a table in Prefect, which takes no NaN."""
     columns = ["figure", "domain", "value", "low", "high", "n", "unit", "concurrency"]

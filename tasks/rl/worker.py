@@ -21,11 +21,11 @@ class TrainerWorker:
 
     def begin(self) -> None:
         """Load the model. Raises TrainerError when it cannot be trained."""
-        from infra.transport.shm import ShmSender
+        from infra.transport.senders import make_sender
         from tasks.rl.trainer import Trainer
 
         self._trainer = Trainer(self._base, self._config)
-        self._sender = {"shm": ShmSender}[self._config.transport](self._engine_dtype)
+        self._sender = make_sender(self._config.transport, self._engine_dtype)
 
     def step(self, batch: "TrainingBatch") -> dict[str, float]:
         """`Trainer.step`."""

@@ -11,7 +11,7 @@ from tasks.evaluate.evidence import row
 from tasks.evaluate.fidelity import Scored
 from tasks.evaluate.questions import Answer
 from tasks.quant.figures import rows
-from tasks.quant.text import markdown, metrics, records, total
+from tasks.quant.text import markdown, records, total
 from tasks.quant.view import View, texts
 
 SUBJECT = "quant:t/1"
@@ -49,7 +49,7 @@ def table():
 
 def test_everything_is_about_the_quant_and_the_figures_add_up(table):
     assert set(table["subject"]) == {SUBJECT}
-    values = metrics(table)
+    values = evidence.metrics(table)
     assert values["quant_size_ratio"] == 0.25
     assert values["quant_speedup"] == 1.5 and values["quant_speculation_speedup"] == 2.0
     assert values["quant_kl/all"] == pytest.approx(0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6), abs=1e-6)

@@ -1,0 +1,55 @@
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+from flows.measure import MEASUREMENTS, measurement
+from infra.config.base import Section
+from infra.config.flows import FlowConfig
+from infra.config.load import ConfigError
+from tasks.evaluate import evidence
+from tasks.evaluate.measurement import Line, Measured, Picture
+from tasks.measure.weights import VOCABULARY, random_model
+from tasks.report.measurement import write_page
+
+
+@pytest.mark.parametrize("what", MEASUREMENTS)
+def test_every_measurement_is_a_command_whose_options_are_described(what):
+    found = measurement(what)
+    assert issubclass(found.config, FlowConfig) and issubclass(found.options, Section)
+    found.options()  # it runs with nothing said
+    told = CliRunner().invoke(app, ["measure", what, "--help"], env={"COLUMNS": "300"}).output
+    for name, field in found.options.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in told and " ".join(field.description.split())[:40] in told
+
+
+def test_an_option_that_cannot_be_used_is_one_line():
+    result = CliRunner().invoke(app, ["measure", "transport", "--repeats", "many"])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith("--repeats many: ") and "\n" not in str(result.exception)
+
+
+def test_a_page_shows_findings_table_charts_and_evidence(tmp_path):
+    measured = Measured(
+        rows=[evidence.row("speed", 2.5, n=3, unit="GB/s", subject="transport:shm", domain="shm/smol")],
+        table=[{"transport": "shm", "GB/s": 2.5, "share": None}],
+        findings=["shm moved 1 GB at 2.5 GB/s."],
+        pictures=[Picture("Speed", "GB", "GB/s", [Line("shm", [(1, 2.5), (10, 3.0)])], log_x=True)],
+    )
+    table = evidence.table(measured.rows, engine="vllm 1", hardware="2x", command="lockstep measure transport")
+    assert evidence.metrics(table) == {"speed/shm/smol": 2.5}
+    page = write_page(tmp_path / "new", "transport", measured, table).read_text()
+    assert "shm moved 1 GB at 2.5 GB/s." in page and "lockstep measure transport" in page
+    assert page.count("<circle") == 2 and "<td" in page
+    assert "| shm | 2.5 | – |" in (tmp_path / "new" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("billions", [0.1, 0.5, 1, 8])
+def test_a_random_model_has_the_size_asked_for(tmp_path, billions):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = random_model(billions, "bfloat16", tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    parameters = sum(p.numel() for p in model.parameters())
+    assert abs(parameters / (billions * 1e9) - 1) < 0.15 and model.config.vocab_size == VOCABULARY
