@@ -26,7 +26,7 @@ class HeldOut(BaseModel):
 class RLResult(BaseModel):
     """model: folder of the trained target. tables: folder with `steps.parquet` (one row a step) and `rollouts.jsonl`.
     general_before, general_after: answers to the same general questions, of `general_digest`. spans: seconds by kind of
-    work. engine, hardware: where it was measured."""
+    work. placement: of trainer and engines (`infra/cluster/placement.py`). engine, hardware: where it was measured."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,5 +37,6 @@ class RLResult(BaseModel):
     general_after: list[Answer]
     general_digest: str
     spans: dict[str, float]
+    placement: str
     engine: str
     hardware: str

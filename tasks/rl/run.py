@@ -16,6 +16,7 @@ from infra.cluster.placement import place
 from infra.cluster.session import session
 from infra.config.flows import RLFlowConfig
 from infra.engine.client import EngineClient
+from infra.engine.load import LoadMeter
 from infra.engine.pin import engine_pin, hardware
 from infra.engine.spec import EngineHandle, EngineSpec, Role
 from infra.services.progress import report
@@ -73,6 +74,7 @@ class _PolicyRun:
             with self.spans.measure("engine_start"):
                 report("starting the trainer and the rollout engine")
                 where = place(self.config.cluster, self.config.engine, session().resources())
+                self.placement = where.mode
                 self.trainer = session().actor(
                     TrainerWorker,
                     self.base,
@@ -112,6 +114,7 @@ class _PolicyRun:
             first = await self._restore()
             await self._broadcast(first)
             before = await self._before(handles[0])
+            self.load = await stack.enter_async_context(LoadMeter(self.clients))
             async with Schedule(self._sample, first, self.rl.steps, self.rl.max_staleness) as schedule:
                 schedule.published(first)
                 for step in range(first, self.rl.steps):
@@ -139,9 +142,10 @@ class _PolicyRun:
     async def _sample(self, step: int) -> list[Group]:
         self.cursors[step] = self.problems.state()
         chosen, start = self.problems.take(self.rl.prompts_per_step), time.monotonic()
-        groups = await self.sampler.sample(
-            chosen, self.rl.group_size, temperature=self.rl.temperature, seed=self.rl.seed, step=step
-        )
+        with self.load.working():
+            groups = await self.sampler.sample(
+                chosen, self.rl.group_size, temperature=self.rl.temperature, seed=self.rl.seed, step=step
+            )
         self.sampling_s[step] = time.monotonic() - start
         return groups
 
@@ -169,12 +173,16 @@ class _PolicyRun:
                 ) from None
         report(f"{name}: sending the weights to the engines", step, self.rl.steps)
         row |= await self._broadcast(step + 1)
+        row |= await self.load.take()
         schedule.published(step + 1)
+        step_s = time.monotonic() - start
         row |= {
             "rollout_s": rollout_s,
             "waited_for_rollouts_s": waited_s,
             "tokens_per_second": row["tokens"] / rollout_s,
-            "step_s": time.monotonic() - start,
+            "step_s": step_s,
+            "engine_idle_share": max(0.0, 1 - row["engine_busy_s"] / step_s),
+            "trainer_idle_share": (waited_s + row["sync_s"]) / step_s,
             "mismatch_warning": float(row["k3"] > self.rl.mismatch.warn_k3),
         }
         self.rows.append(row)
@@ -198,6 +206,7 @@ class _PolicyRun:
             synced = await sync(self.clients, published, in_flight="keep")
         return {
             "publish_s": published.publish_s,
+            "sync_s": synced.prepare_s + synced.pause_s,
             "pause_s": synced.pause_s,
             "transfer_s": synced.transfer_s,
             "finalize_s": synced.finalize_s,
@@ -261,6 +270,7 @@ class _PolicyRun:
             general_after=after["general"],
             general_digest=general.digest(self.questions),
             spans=dict(self.spans.seconds),
+            placement=self.placement,
             engine=engine_pin(),
             hardware=hardware(),
         )

@@ -18,6 +18,7 @@ from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence, questions
 from tasks.rl import evidence as figures
+from tasks.rl import operation
 from tasks.rl.result import ROLLOUTS, STEPS, RLResult
 from tasks.rl.run import train_policy
 
@@ -59,16 +60,17 @@ def keep_target(result: RLResult, base: ArtifactRef, run: str) -> ArtifactRef:
 @durable(name="write the evidence of training")
 def write_evidence(result: RLResult, target: Version, config: RLFlowConfig) -> ArtifactRef:
     """Evidence table, step table and rollouts of the run that trained `target`, in the store."""
-    store = open_store()
+    store, steps = open_store(), figures.read_steps(result.tables / STEPS)
     rows = figures.rows(
         result.held_out,
         result.general_before,
         result.general_after,
-        figures.read_steps(result.tables / STEPS),
+        steps,
         subject=target.subject,
         seed=config.rl.seed,
         questions_digest=result.general_digest,
     )
+    rows += operation.rows(steps, subject=target.subject, transport=config.rl.transport, placement=result.placement)
     with tempfile.TemporaryDirectory() as folder:
         table = evidence.table(rows, engine=result.engine, hardware=result.hardware, command=COMMAND)
         evidence.write(table, Path(folder) / TABLE)
