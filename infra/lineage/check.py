@@ -1,6 +1,6 @@
 """Whether the book of record is whole: content, links and evidence of every version."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,19 +25,26 @@ def check(lineage: Lineage, store: Store, name: str, only: Collection[str] | Non
 
     only: labels of the versions to look at; all by default.
     Every artifact is re-hashed; every link must exist both ways and carry the right digest; a drafter or quant must
-    have been made from the very content of its target; a release must have parts of one target, each with evidence.
+    have been made from the very content of its target, and measured on it; a release must have parts of one target and
+    evidence of each; what an alias names must serve parts that have evidence of their own. A version that was adopted
+    and never measured is no fault while nothing deployed serves it.
     """
     known = {v.label: v for kind in KINDS for v in lineage.versions(registered_model(name, kind))}
     chosen = [v for v in known.values() if only is None or v.label in only]
     problems = [Problem(version=label, what="is not registered") for label in only or () if label not in known]
+    held = aliases(lineage, name)
     verified: dict[ArtifactRef, str] = {}
     for version in chosen:
-        faults = [*_content(store, version, verified), *_links(version, known), *_origin(version, known)]
-        if version.kind == "release" and not faults:
-            faults = list(_evidence(store, version, known))
+        damage = list(_content(store, version, verified))
+        faults = [*damage, *_links(version, known), *_origin(version, known)]
+        if not damage:
+            faults += _measured_on_target(store, version, known)
+            faults += _evidence_of_parts(store, version, known)
+        named = sorted(alias for alias, label in held.items() if label == version.label)
+        faults += _deployed(version, known, named)
         problems += [Problem(version=version.label, what=fault) for fault in faults]
-    for alias, label in aliases(lineage, name).items():
-        if label not in known:
+    for alias, label in held.items():
+        if label not in known and (only is None or label in only):
             problems.append(Problem(version=label, what=f"is {alias} but not registered"))
     return problems
 
@@ -85,9 +92,26 @@ def _origin(version: Version, known: Mapping[str, Version]) -> Iterator[str]:
             yield f"serves {version.parts['target']} with {label}, which was made for {target}"
 
 
-def _evidence(store: Store, version: Version, known: Mapping[str, Version]) -> Iterator[str]:
+def _measured_on_target(store: Store, version: Version, known: Mapping[str, Version]) -> Iterator[str]:
+    """A measurement is one of this version on its target if its evidence was made from the content of both."""
+    target = known.get(version.parts.get("target", ""))
+    if version.kind not in ("drafter", "quant") or target is None:
+        return
+    wanted = {version.artifact.digest, target.artifact.digest}
+    measured = [{ref.digest for ref in store.manifest(evidence).inputs} for evidence in version.evidence]
+    if any(wanted <= digests for digests in measured):
+        return
+    if measured:
+        yield f"points to {target.label}, but none of its evidence was measured on that"
+    elif not version.unproven:
+        yield f"points to {target.label} without having been measured on it: continue or repeat the run that made it"
+
+
+def _evidence_of_parts(store: Store, version: Version, known: Mapping[str, Version]) -> Iterator[str]:
     import pandas as pd
 
+    if version.kind != "release":
+        return
     if not version.evidence:
         yield "has no evidence"
         return
@@ -98,8 +122,16 @@ def _evidence(store: Store, version: Version, known: Mapping[str, Version]) -> I
         else:
             yield f"has an evidence artifact without a table: {table} does not exist"
     for label in version.parts.values():
-        if known[label].subject not in subjects:
+        if label in known and known[label].subject not in subjects:
             yield f"serves {label} without evidence of it"
+
+
+def _deployed(version: Version, known: Mapping[str, Version], aliases: Sequence[str]) -> Iterator[str]:
+    """What is deployed, or may be next, serves nothing that was only adopted."""
+    for label in version.parts.values() if aliases else ():
+        part = known.get(label)
+        if part is not None and not part.evidence:
+            yield f"is {' and '.join(aliases)} and serves {label}, which has no evidence"
 
 
 def _named(version: Version) -> list[str]:

@@ -6,7 +6,8 @@ from pydantic import BaseModel
 
 from infra.lineage.aliases import aliases
 from infra.lineage.lineage import Lineage
-from infra.lineage.versions import LineageError, Version, registered_model
+from infra.lineage.versions import ADOPTED, KINDS, LineageError, Version, registered_model
+from infra.store.refs import ArtifactRef
 
 if TYPE_CHECKING:
     from rich.tree import Tree as RichTree
@@ -22,6 +23,11 @@ class Node(BaseModel):
     quants: list[Version]
     releases: list[Version]
 
+    @property
+    def versions(self) -> list[Version]:
+        """The target first, the releases last."""
+        return [self.version, *self.drafters, *self.quants, *self.releases]
+
 
 class Tree(BaseModel):
     """All versions of target `name`, oldest first; `aliases`: label of a release by alias."""
@@ -29,6 +35,10 @@ class Tree(BaseModel):
     name: str
     aliases: dict[str, str]
     targets: list[Node]
+
+    def held(self, version: Version) -> list[str]:
+        """Aliases of a release."""
+        return sorted(alias for alias, label in self.aliases.items() if label == version.label)
 
 
 def tree(lineage: Lineage, name: str) -> Tree:
@@ -60,8 +70,8 @@ def render(tree: Tree) -> str:
         for version in (*node.drafters, *node.quants):
             _about(branch.add(_line(version)), version)
         for release in node.releases:
-            held = [alias for alias, label in tree.aliases.items() if label == release.label]
-            leaf = branch.add(_line(release) + (f"  <- {', '.join(sorted(held))}" if held else ""))
+            held = tree.held(release)
+            leaf = branch.add(_line(release) + (f"  <- {', '.join(held)}" if held else ""))
             leaf.add("serves " + ", ".join(release.parts.values()))
             _about(leaf, release)
     console = Console(width=WIDTH, color_system=None, highlight=False, markup=False)
@@ -75,13 +85,31 @@ def _line(version: Version) -> str:
     return f"{version.kind} {version.label}  {version.created:%Y-%m-%d %H:%M} UTC  {digest}  {mib:,.1f} MiB"
 
 
+def data(version: Version) -> list[ArtifactRef]:
+    """What a version was made from besides versions: hidden states, say."""
+    return [ref for ref in version.inputs if ref.name.split("/")[0] not in KINDS]
+
+
+def made_with(version: Version) -> dict[str, str]:
+    """Engine pin, git revision and digest of the configuration, where they were written down."""
+    found = {name: version.tags.get(f"lockstep.{name}", "") for name in ("engine", "git", "config_digest")}
+    return {name: text for name, text in found.items() if text}
+
+
 def _about(branch: "RichTree", version: Version) -> None:
     if version.parent:
         branch.add(f"from {version.parent}")
-    if source := version.tags.get("lockstep.source"):
+    if source := version.tags.get("lockstep.source") or version.tags.get(ADOPTED):
         branch.add(f"from {source}")
+    if refs := data(version):
+        branch.add(f"data {', '.join(f'{ref.name} ({ref.bytes / 2**20:,.1f} MiB)' for ref in refs)}")
+    how = made_with(version)
+    if "config_digest" in how:
+        code = how["git"] if how["git"].startswith("unknown") else how["git"][:12]
+        branch.add(f"config {_short(how['config_digest'])}, code {code}, {how['engine']}")
     tables = [_short(ref.digest) for ref in version.evidence]
-    branch.add(f"evidence {', '.join(tables)}" if tables else "no evidence")
+    unmeasured = "unproven: adopted, never measured" if version.unproven else "no evidence"
+    branch.add(f"evidence {', '.join(tables)}" if tables else unmeasured)
 
 
 def _short(digest: str) -> str:

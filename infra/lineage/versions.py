@@ -21,6 +21,7 @@ PARENT = "lockstep.parent"  # label of the version of the same model that this o
 PARTS = {k: f"lockstep.{k}" for k in ("target", "drafter", "quant")}  # labels; a release has all that it serves
 LINK = "lockstep.link/"  # + label of a version that names this one; value: that version's digest
 EVIDENCE = "lockstep.evidence/"  # + digest; value: when attached, and the artifact
+ADOPTED = "lockstep.adopted"  # where a version that no run made was brought from
 
 
 class LineageError(RuntimeError):
@@ -73,6 +74,11 @@ class Version(BaseModel):
     def inputs(self) -> list[ArtifactRef]:
         """The artifacts that it was made from."""
         return [ArtifactRef(**ref) for ref in json.loads(self.tags.get(INPUTS, "[]"))]
+
+    @property
+    def unproven(self) -> bool:
+        """Whether it was adopted and has not been measured."""
+        return ADOPTED in self.tags and not self.evidence
 
     @property
     def evidence(self) -> list[ArtifactRef]:

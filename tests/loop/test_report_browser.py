@@ -1,4 +1,4 @@
-"""The report in a real browser: offline, drawn, and its rollout browser at work."""
+"""The report and the lineage page in a real browser: offline, drawn, and what moves in them at work."""
 
 import re
 import shutil
@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import report_sample as sample
 
+from tasks.report import lineage
 from tasks.report.build import build
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -38,3 +39,17 @@ def test_a_picture_of_the_page_can_be_taken(page, tmp_path):
     picture = tmp_path / "page.png"
     dump(page, tmp_path, f"--screenshot={picture}", "--window-size=1200,1600")
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 50_000
+
+
+def test_the_lineage_is_drawn_and_a_box_leads_to_its_version(tmp_path):
+    tree, measured = sample.lineage()
+    page = lineage.build(tmp_path / "lineage.html", tree, measured, [])
+    dom = dump(page, tmp_path, "--dump-dom")
+    ((key, marks),) = re.findall(r'<figure id="([^"]+)".*?<svg[^>]*>(.*?)</svg>', dom, re.DOTALL)
+    assert key == "versions"
+    for text in ("smol-drafter/2", "acceptance 1.73, speedup 0.86", "W4A16, KL 0.016", "adopted, not measured"):
+        assert f">{text}</text>" in marks, text
+    assert ">champion</text>" in marks and ">previous</text>" in marks
+    boxes = re.findall(r'<a href="#([^"]+)"', marks)
+    assert len(boxes) == 12
+    assert all(f'id="{box}"' in dom for box in boxes)

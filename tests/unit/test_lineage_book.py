@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from infra.lineage.client import connect
 from infra.lineage.lineage import Lineage
 from infra.lineage.source import base_version
 from infra.lineage.tree import render, tree
-from infra.lineage.versions import LINK, LineageError, Version
+from infra.lineage.versions import ADOPTED, LINK, LineageError, Version
 from infra.services.runs import Refused
 from infra.store.local import LocalStore
 from infra.store.models import ModelError
@@ -45,7 +46,7 @@ class Maker:
         self.lineage, self.store, self.name, self.folder = lineage, store, name, folder
         self.made = 0
 
-    def artifact(self, kind: str, table: pd.DataFrame | None = None) -> ArtifactRef:
+    def artifact(self, kind: str, table: pd.DataFrame | None = None, inputs: Sequence[ArtifactRef] = ()) -> ArtifactRef:
         self.made += 1
         folder = self.folder / str(self.made)
         folder.mkdir()
@@ -53,22 +54,24 @@ class Maker:
             (folder / "weights").write_text(f"{self.name} {kind} {self.made}")
         else:
             table.to_parquet(folder / "evidence.parquet")
-        return self.store.put(folder, kind, producer="a test")
+        return self.store.put(folder, kind, producer="a test", inputs=inputs)
 
-    def measured(self, version: Version) -> Version:
+    def measured(self, version: Version, target: Version | None = None) -> Version:
+        """With evidence of a measurement of it, on `target`."""
         table = pd.DataFrame({"figure": ["f"], "subject": [version.subject], "value": [float(self.made)]})
-        return self.lineage.attach_evidence(version, self.artifact("evidence", table))
+        inputs = [version.artifact, *([target.artifact] if target else [])]
+        return self.lineage.attach_evidence(version, self.artifact("evidence", table, inputs))
 
     def target(self, parent: Version | None = None) -> Version:
         return self.measured(self.lineage.register_target(self.name, self.artifact("target"), parent=parent, run_id=""))
 
     def drafter(self, target: Version) -> Version:
-        return self.measured(
-            self.lineage.register_drafter(self.name, self.artifact("drafter"), target=target, run_id="")
-        )
+        drafter = self.lineage.register_drafter(self.name, self.artifact("drafter"), target=target, run_id="")
+        return self.measured(drafter, target)
 
     def quant(self, target: Version) -> Version:
-        return self.measured(self.lineage.register_quant(self.name, self.artifact("quant"), target=target, run_id=""))
+        quant = self.lineage.register_quant(self.name, self.artifact("quant"), target=target, run_id="")
+        return self.measured(quant, target)
 
     def release(self, target: Version, drafter: Version | None = None, quant: Version | None = None) -> Version:
         parts = [v for v in (target, drafter, quant) if v]
@@ -225,6 +228,50 @@ def test_a_release_without_evidence_of_a_part_is_found(lineage: Lineage, make: M
     ]
 
 
+def test_a_drafter_or_quant_that_was_not_measured_on_its_target_is_found(lineage: Lineage, make: Maker, name: str):
+    target, other = make.target(), make.target()
+    elsewhere = lineage.register_drafter(name, make.artifact("drafter"), target=target, run_id="")
+    make.measured(elsewhere, other)
+    never = lineage.register_quant(name, make.artifact("quant"), target=target, run_id="")
+    adopted = lineage.register_quant(name, make.artifact("quant"), target=target, run_id="", tags={ADOPTED: "models/q"})
+    assert adopted.unproven and not never.unproven
+    continued = "continue or repeat the run that made it"
+    assert check(lineage, make.store, name) == [
+        Problem(
+            version=elsewhere.label, what=f"points to {target.label}, but none of its evidence was measured on that"
+        ),
+        Problem(version=never.label, what=f"points to {target.label} without having been measured on it: {continued}"),
+    ]
+    make.measured(elsewhere, target)
+    make.measured(never, target)
+    assert check(lineage, make.store, name) == []
+
+
+@pytest.mark.parametrize("alias", ["candidate", "champion", "previous"])
+def test_nothing_deployed_lacks_evidence(lineage: Lineage, make: Maker, name: str, alias: str):
+    name = make.name = f"{name}-{alias}"
+    target = make.target()
+    drafter = lineage.register_drafter(name, make.artifact("drafter"), target=target, run_id="", tags={ADOPTED: "d"})
+    release = make.release(target, drafter)
+    assert check(lineage, make.store, name) == []
+    lineage.client.set_registered_model_alias(release.model, alias, str(release.version))
+    fault = f"is {alias} and serves {drafter.label}, which has no evidence"
+    assert check(lineage, make.store, name) == [Problem(version=release.label, what=fault)]
+    make.measured(drafter, target)
+    assert check(lineage, make.store, name) == []
+
+
+def test_evidence_without_its_table_is_found(lineage: Lineage, make: Maker, name: str):
+    target = make.target()
+    release = lineage.register_release(
+        name, make.artifact("release"), target=target, drafter=None, quant=None, run_id=""
+    )
+    found = [problem.what for problem in check(lineage, make.store, name)]
+    assert found[0].startswith("has an evidence artifact without a table")
+    assert found[1:] == [f"serves {target.label} without evidence of it"]
+    assert release.evidence == [release.artifact]
+
+
 def test_tree(lineage: Lineage, make: Maker, name: str):
     one = make.target()
     two = make.target(one)
@@ -275,6 +322,7 @@ def test_runs_nest_and_resume(lineage: Lineage, tmp_path: Path):
 
 REGISTRAR = """
 import sys
+from infra.lineage.aliases import nominate, promote
 from infra.lineage.lineage import Lineage
 from infra.store.refs import ArtifactRef
 
@@ -286,14 +334,19 @@ print("ready", flush=True)
 sys.stdin.readline()
 target = lineage.register_target("race", ref("same"), run_id="")
 for i in range(20):
-    lineage.register_drafter("race", ref(f"{me}-{i}"), target=target, run_id="", evidence=[ref(f"e-{me}-{i}")])
-    lineage.register_quant("race", ref(f"shared-{i}"), target=target, run_id="")
+    one = dict(target=target, run_id="")
+    drafter = lineage.register_drafter("race", ref(f"{me}-{i}"), evidence=[ref(f"e-{me}-{i}")], **one)
+    lineage.register_quant("race", ref(f"shared-{i}"), **one)
+    if i % 5 == 4:
+        release = lineage.register_release("race", ref(f"r-{me}-{i}"), drafter=drafter, quant=None, **one)
+        nominate(lineage, release)
+        promote(lineage, release)
 print(target.label)
 """
 
 
 def test_processes_that_register_at_once(tmp_path: Path):
-    """Also the first use of a database by all of them at the same time."""
+    """Also the first use of a database by all of them at the same time, and releases that are promoted at once."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     processes = [subprocess.Popen([sys.executable, "-c", REGISTRAR, uri, str(i)], **pipes) for i in range(3)]
@@ -308,8 +361,17 @@ def test_processes_that_register_at_once(tmp_path: Path):
     assert printed == [target.label] * 3
     drafters, quants = lineage.versions("race-drafter"), lineage.versions("race-quant")
     assert len(drafters) == 60 and len(quants) == 20
-    assert target.links == {v.label: v.artifact.digest for v in drafters + quants}
+    releases = lineage.versions("race-release")
+    assert target.links == {v.label: v.artifact.digest for v in drafters + quants + releases}
     assert all(len(v.evidence) == 1 for v in drafters)
+    assert len(releases) == 12
+    held = aliases(lineage, "race")
+    assert held["champion"] != held["previous"] and {held["champion"], held["previous"]} <= {r.label for r in releases}
+    assert lineage.resolve("race-drafter", "champion").label == lineage.get(held["champion"]).parts["drafter"]
+    going_back = [roll_back(lineage, "race")[0].label]
+    while "previous" in aliases(lineage, "race"):
+        going_back.append(roll_back(lineage, "race")[0].label)
+    assert len(going_back) == len(set(going_back))  # what each replaced leads back to the first, never around
 
 
 def test_a_server_that_does_not_answer_is_named():
