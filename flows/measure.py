@@ -16,6 +16,7 @@ from tasks.evaluate.measurement import Measurement
 # What can be measured: the module that measures it. Its `MEASUREMENT` is a `tasks.evaluate.measurement.Measurement`.
 MEASUREMENTS = {
     "transport": "tasks.measure.transport",
+    "rollout": "tasks.rl.measure",
 }
 
 

@@ -1,6 +1,7 @@
 """Commands that run a flow: submitted to its deployment and followed, or run in this terminal with `--local`."""
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from uuid import UUID
 import typer
 
 from flows.cli.exits import FAILED, REFUSED, Stop
+from flows.cli.scale import scale
 from infra.config import flows as configs
 from infra.config.load import load, presets
 from infra.config.plan import make_plan
@@ -34,6 +36,8 @@ FLOWS = {
     "quantize": (configs.QuantizeFlowConfig, "Quantize a target version and measure the copy."),
     "release": (configs.ReleaseFlowConfig, "Judge the evidence; serve and promote what passes."),
 }
+
+SUBCOMMANDS = {"rl": [scale]}
 
 Preset = Annotated[str | None, typer.Option(help=f"Settings to start from: {', '.join(presets())}.", metavar="NAME")]
 Files = Annotated[list[Path], typer.Option("--config", help="TOML file; given again, later ones win.", metavar="FILE")]
@@ -71,7 +75,25 @@ class Request:
 def register(app: typer.Typer) -> None:
     """Add one command per flow to `app`."""
     for name, (_, text) in FLOWS.items():
-        app.command(name, help=text)(_command(name))
+        if name in SUBCOMMANDS:
+            group = typer.Typer(help=text, invoke_without_command=True)
+            group.callback()(_unless_subcommand(_command(name)))
+            for command in SUBCOMMANDS[name]:
+                group.command()(command)
+            app.add_typer(group, name=name)
+        else:
+            app.command(name, help=text)(_command(name))
+
+
+def _unless_subcommand(command):
+    def run(ctx: typer.Context, **options) -> None:
+        if ctx.invoked_subcommand is None:
+            command(**options)
+
+    own = inspect.signature(run).parameters["ctx"]
+    run.__signature__ = inspect.Signature([own, *inspect.signature(command).parameters.values()])
+    run.__annotations__ = {"ctx": typer.Context, **command.__annotations__}
+    return run
 
 
 def _command(name: str):

@@ -50,9 +50,33 @@ class JsonlEnvironment(Section):
         return self.label
 
 
+class VerifiersEnvironment(Section):
+    type: Literal["verifiers"] = "verifiers"
+    """An environment of the verifiers package: episodes of several turns, with tools."""
+    taskset: str
+    """The installed taskset, as in verifiers' `--env.taskset.id`: the name of its module."""
+    params: dict[str, Any] = {}
+    """The taskset's own settings (`--env.taskset.*`)."""
+    environment: str = ""
+    """verifiers' environment round it (`--env.id`), such as `user-sim`; empty takes the taskset's own, or one agent."""
+    env: dict[str, Any] = {}
+    """Further settings of the environment (`--env.*`), such as `{"agent": {"harness": {"id": "bash"}}}`."""
+    max_turns: int | None = Field(None, ge=1)
+    """Turns of an agent; none leaves it to the environment."""
+    label: str = ""
+    """Name in tables and plots; empty takes the taskset's."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the prompts, relative to the other environments."""
+
+    @property
+    def title(self) -> str:
+        """Name in tables and plots."""
+        return self.label or self.taskset
+
+
 _TWO_TERMS_OF_ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
-Environment = Annotated[ReasoningGym | JsonlEnvironment, Field(discriminator="type")]
+Environment = Annotated[ReasoningGym | JsonlEnvironment | VerifiersEnvironment, Field(discriminator="type")]
 
 
 class MismatchBounds(Section):
@@ -82,6 +106,8 @@ class RLConfig(Section):
     """Processes that score answers."""
     scorer_timeout_s: float = Field(10.0, gt=0)
     """Limit of one score, seconds; a scorer that takes longer costs its rollout."""
+    episode_timeout_s: float = Field(600.0, gt=0)
+    """Limit of one episode of a verifiers environment, seconds; one that takes longer costs its rollout."""
     system_prompt: str | None = None
     """System message before every prompt; none uses the chat template's own."""
     steps: int = Field(2, ge=0)
@@ -90,8 +116,22 @@ class RLConfig(Section):
     """Groups of one step."""
     group_size: int = Field(8, ge=1)
     """Rollouts of one prompt."""
+    oversampling: float = Field(1.0, ge=1)
+    """Groups begun for a step, as a multiple of `prompts_per_step`; the step takes the first that are done."""
+    filter_groups: bool = False
+    """Leave out groups whose rewards are all equal, from which nothing is learned, and begin others in their place
+    (dynamic sampling, DAPO)."""
+    filter_limit: float = Field(3.0, ge=1)
+    """Most groups begun for a step, as a multiple of `prompts_per_step`; after that it makes do with fewer."""
+    stragglers: Literal["wait", "cut", "carry"] = "wait"
+    """Groups that have not finished when a step has enough: wait for them, give them up, or carry them into the next
+    step, where they go on under the next weights (needs `max_staleness` of 1 or more)."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Last tokens before `max_new_tokens` over which an answer's reward falls linearly; 0 does not punish length."""
+    overlong_penalty: float = Field(1.0, ge=0)
+    """What an answer of `max_new_tokens` loses of its reward (soft overlong punishment, DAPO)."""
     max_new_tokens: int = Field(16, ge=1)
-    """Longest answer, tokens."""
+    """Longest answer, tokens; of an episode, over all turns of the agent."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of rollouts."""
     max_staleness: int = Field(0, ge=0)
@@ -131,6 +171,8 @@ class RLConfig(Section):
     eval_prompts: int = Field(64, ge=1)
     """Held-out prompts of each environment, scored before the first and after the last step at temperature 0. An
     environment with fewer distinct ones is scored on those."""
+    eval_every: int = Field(0, ge=0)
+    """Steps between evaluations on the held-out prompts in between, whose figures name the weight version; 0: none."""
     general_questions: list[str] = ["hellaswag", "truthfulqa", "capitals"]
     """Benchmarks (`tasks/evaluate/benchmarks`) asked before the first and after the last step, so that a target that
     learns its environments and forgets the rest is noticed; empty asks none."""
@@ -151,6 +193,12 @@ class RLConfig(Section):
     def _check(self):
         if self.advantage == "rloo" and self.group_size < 2:
             raise ValueError("advantage=rloo needs group_size of 2 or more: it compares a rollout with the others")
+        if self.stragglers == "carry" and not self.max_staleness:
+            raise ValueError("stragglers=carry needs max_staleness of 1 or more: what is carried is older by a step")
+        if self.filter_groups and self.group_size < 2:
+            raise ValueError("filter_groups needs group_size of 2 or more: one reward is always equal to itself")
+        if self.overlong_buffer > self.max_new_tokens:
+            raise ValueError("overlong_buffer exceeds max_new_tokens: it is the last part of them")
         if self.correction_low > self.correction_high:
             raise ValueError("correction_low exceeds correction_high: swap them")
         titles = [e.title for e in self.environments]

@@ -68,6 +68,10 @@ class ClusterConfig(Section):
     separate devices. auto: colocated on one device."""
     engines: int = Field(1, ge=1)
     """Rollout engines."""
+    probe_s: float = Field(5.0, gt=0)
+    """Seconds between probes of the rollout engines, and the longest wait for an answer to one."""
+    stuck_s: float = Field(120.0, gt=0)
+    """A rollout engine that answers no probe, or works on none of its requests, for so long is replaced, seconds."""
     trainer_ranks: int = Field(1, ge=1)
     """Processes of the trainer."""
     trainer_threads: int = Field(2, ge=1)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tasks.report.headline import MARK, duration, headline, tiles
 from tasks.report.measured import Measured
-from tasks.report.plots import compare, drafter, lineage, quant, rl, time
+from tasks.report.plots import compare, drafter, lineage, quant, rl, time, timeline
 from tasks.report.plots.figure import Figure
 from tasks.report.plots.svg import number, sign
 from tasks.report.rollouts import groups
@@ -85,6 +85,8 @@ def sections(s: LoopSummary, measured: Measured) -> list[Section]:
     training = []
     if not measured.steps.empty:
         training.append(rl.reward(measured.steps, s.rewards))
+    if not measured.timeline.empty:
+        training.append(timeline.workers(measured.timeline))
     if measured.rollouts:
         training.append(rl.lengths(measured.rollouts))
     if s.tasks:

@@ -15,24 +15,27 @@ from tasks.evaluate import evidence
 class Measured:
     """Tables of all phases; what no phase wrote is empty.
 
-    evidence: `tasks/evaluate/evidence.py`; steps: one row an RL step; rollouts: a sample of them; curve: one row a step
-    of the drafter's training.
+    evidence: `tasks/evaluate/evidence.py`; steps: one row an RL step; timeline: what the workers of RL did when;
+    rollouts: a sample of them; curve: one row a step of the drafter's training.
     """
 
     evidence: pd.DataFrame = field(default_factory=lambda: evidence.table([], engine="", hardware="", command=""))
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    timeline: pd.DataFrame = field(default_factory=pd.DataFrame)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     curve: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def read(folders: Iterable[Path]) -> Measured:
-    """`evidence.parquet`, `steps.parquet`, `rollouts.jsonl` and `curve.parquet` of each folder, where present."""
+    """`evidence.parquet`, `steps.parquet`, `timeline.parquet`, `rollouts.jsonl` and `curve.parquet` where present."""
     found, tables = Measured(), []
     for folder in folders:
         if (path := folder / "evidence.parquet").is_file():
             tables.append(evidence.read(path))
         if (path := folder / "steps.parquet").is_file():
             found.steps = pd.read_parquet(path)
+        if (path := folder / "timeline.parquet").is_file():
+            found.timeline = pd.read_parquet(path)
         if (path := folder / "curve.parquet").is_file():
             found.curve = pd.read_parquet(path)
         if (path := folder / "rollouts.jsonl").is_file():

@@ -99,11 +99,12 @@ def _micro_batch(groups: Sequence[TrainingGroup], pieces: Sequence[_Piece]) -> M
             # the prompt's last token predicts the first token of every answer
             rows = np.concatenate([[start + prompt - 1], np.arange(filled, filled + len(inputs))])
             filled = _append(tokens, filled, inputs, prompt, block, branch)
-            samples["row"].append(rows)
-            samples["target"].append(answer)
-            samples["logprob"].append(group.logprobs[number])
-            samples["advantage"].append(np.full(len(answer), group.advantages[number]))
-            samples["sequence"].append(np.full(len(answer), len(answers)))
+            own = np.ones(len(answer), bool) if group.own is None else group.own[number]
+            samples["row"].append(rows[own])
+            samples["target"].append(answer[own])
+            samples["logprob"].append(group.logprobs[number][own])
+            samples["advantage"].append(np.full(own.sum(), group.advantages[number]))
+            samples["sequence"].append(np.full(own.sum(), len(answers)))
             answers.append((piece.group, number))
     flat = {f"{name}_T": np.concatenate(parts).astype(np.int64) for name, parts in tokens.items()}
     kinds = {"logprob": np.float64, "advantage": np.float64}

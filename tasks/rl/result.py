@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.evaluate.questions import Answer
 
-STEPS, ROLLOUTS = "steps.parquet", "rollouts.jsonl"
+STEPS, ROLLOUTS, TIMELINE = "steps.parquet", "rollouts.jsonl", "timeline.parquet"
 
 
 class HeldOut(BaseModel):
@@ -24,7 +24,8 @@ class HeldOut(BaseModel):
 
 
 class RLResult(BaseModel):
-    """model: folder of the trained target. tables: folder with `steps.parquet` (one row a step) and `rollouts.jsonl`.
+    """model: folder of the trained target. tables: folder with `steps.parquet` (one row a step), `rollouts.jsonl` and
+    `timeline.parquet` (what each worker did when; see `tasks/rl/timeline.py`).
     general_before, general_after: answers to the same general questions, of `general_digest`. spans: seconds by kind of
     work. placement: of trainer and engines (`infra/cluster/placement.py`). engine, hardware: where it was measured."""
 

@@ -1,4 +1,4 @@
-"""Rollouts: groups of answers sampled by the engines, scored as they finish."""
+"""Rollouts, and which of them a step may be trained on."""
 
 import asyncio
 import hashlib
@@ -6,20 +6,20 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from infra.engine.client import EngineClient
 from tasks.rl.environments.base import Problem
-from tasks.rl.scoring import ScorerPool
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One scored answer.
+    """One scored answer, or one episode of several turns.
 
     logprobs: of `token_ids` under the distribution they were sampled from, nats; -inf where the engine's was not
-    finite. versions: (version, start, end): tokens [start, end) were sampled by the weights of that version.
+    finite. versions: (version, start, end): tokens [start, end) were sampled by the weights of that version. Tokens of
+    no version are not the policy's own: what was said between its turns.
     reward: in [0, 1]; None when the scorer failed, and `error` says how.
+    turns: of the policy. rewritten: times its conversation was changed under it; only what came after is here.
     """
 
     problem: Problem
@@ -32,11 +32,21 @@ class Rollout:
     text: str
     reward: float | None
     error: str = ""
+    turns: int = 1
+    rewritten: int = 0
 
     @property
     def oldest_version(self) -> int:
-        """The oldest weights that sampled a token of it."""
+        """The oldest weights that sampled a token of it. Raises ValueError when none did."""
         return min(version for version, _, _ in self.versions)
+
+    @property
+    def own(self) -> list[bool]:
+        """Which of `token_ids` the policy sampled."""
+        own = [False] * len(self.token_ids)
+        for _, start, end in self.versions:
+            own[start:end] = [True] * (end - start)
+        return own
 
 
 @dataclass(frozen=True)
@@ -64,101 +74,6 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class PromptTooLong(ValueError):
-    """A prompt that leaves the answer no room in the engine's context."""
-
-
-class RolloutWorker:
-    """Samples and scores through any number of engines.
-
-    clients: entered. tokenizer: the target's, of transformers. max_concurrent: requests in flight over all engines.
-    max_model_len: longest prompt plus answer, tokens. system_prompt: put before every problem.
-    """
-
-    def __init__(
-        self,
-        clients: Sequence[EngineClient],
-        scorers: ScorerPool,
-        tokenizer: Any,
-        *,
-        max_new_tokens: int,
-        max_model_len: int,
-        max_concurrent: int,
-        system_prompt: str | None = None,
-    ):
-        self._clients, self._scorers, self._tokenizer = list(clients), scorers, tokenizer
-        self._max_new_tokens, self._max_model_len = max_new_tokens, max_model_len
-        self._slots = asyncio.Semaphore(max_concurrent)
-        self._system_prompt = system_prompt
-
-    async def sample(
-        self, problems: Sequence[Problem], group_size: int, *, temperature: float, seed: int, step: int
-    ) -> list[Group]:
-        """A group of `group_size` rollouts for each problem, in the problems' order whatever finishes first.
-
-        Raises ScorerError when a scorer never works, EngineError when an engine refuses.
-        """
-        prompts = [self.prompt_ids(problem) for problem in problems]
-        running = []
-        for place, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
-            client = self._clients[place % len(self._clients)]  # one engine a group: its prefix cache holds the prompt
-            for sample in range(group_size):
-                chosen = sample_seed(seed, step, place, sample)
-                running.append(self._rollout(client, problem, prompt, sample, temperature, chosen))
-        rollouts = await together(running)
-        return [
-            Group(problem, rollouts[place * group_size : (place + 1) * group_size])
-            for place, problem in enumerate(problems)
-        ]
-
-    async def answer(self, problems: Sequence[Problem]) -> list[Rollout]:
-        """The most likely answer (temperature 0) to each problem, scored: what held-out problems are judged by."""
-        groups = await self.sample(problems, 1, temperature=0.0, seed=0, step=0)
-        return [group.rollouts[0] for group in groups]
-
-    def prompt_ids(self, problem: Problem) -> list[int]:
-        """The problem's tokens through the target's chat template, or as they are where it has none.
-
-        Raises PromptTooLong when prompt and answer exceed the engine's context.
-        """
-        messages = [dict(message) for message in problem.messages]
-        if self._system_prompt is not None:
-            messages = [{"role": "system", "content": self._system_prompt}, *messages]
-        if self._tokenizer.chat_template:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            ids = self._tokenizer(text, add_special_tokens=False).input_ids
-        else:
-            ids = self._tokenizer("\n".join(m["content"] for m in messages)).input_ids
-        if len(ids) + self._max_new_tokens > self._max_model_len:
-            raise PromptTooLong(
-                f"problem {problem.index} of {problem.environment} has {len(ids)} tokens, which with "
-                f"rl.max_new_tokens={self._max_new_tokens} exceeds engine.max_model_len={self._max_model_len}: raise it"
-            )
-        return ids
-
-    async def _rollout(
-        self, client: EngineClient, problem: Problem, prompt: list[int], sample: int, temperature: float, seed: int
-    ) -> Rollout:
-        async with self._slots:
-            generation = await client.generate(
-                prompt, max_new_tokens=self._max_new_tokens, temperature=temperature, seed=seed
-            )
-        text = self._tokenizer.decode(generation.token_ids, skip_special_tokens=True)
-        score = await self._scorers.score(problem.environment, problem.index, text)
-        return Rollout(
-            problem,
-            sample,
-            prompt,
-            generation.token_ids,
-            generation.logprobs,
-            [(int(version), start, end) for version, start, end in generation.weight_versions],
-            generation.finish_reason,
-            text,
-            score.reward,
-            score.error,
-        )
-
-
 @dataclass(frozen=True)
 class Admitted:
     """What of a step's rollouts may be trained on, and what was left out.
@@ -184,7 +99,7 @@ def admit(groups: Sequence[Group], *, version: int, max_staleness: int) -> Admit
     kept, staleness = [], []
     stale = failed = lonely = 0
     for group in groups:
-        fresh = [r for r in group.rollouts if version - r.oldest_version <= max_staleness]
+        fresh = [r for r in group.rollouts if not r.versions or version - r.oldest_version <= max_staleness]
         scored = [r for r in fresh if r.reward is not None]
         stale += len(group.rollouts) - len(fresh)
         failed += len(fresh) - len(scored)

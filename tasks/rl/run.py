@@ -1,39 +1,41 @@
 """Train a policy: rollouts, update, new weights in the engines, again; held-out reward before and after."""
 
 import asyncio
-import hashlib
-import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from infra.cluster.placement import place
+from infra.cluster.placement import Resources, place
 from infra.cluster.session import session
 from infra.config.flows import RLFlowConfig
-from infra.engine.client import EngineClient
+from infra.config.rl import VerifiersEnvironment
 from infra.engine.load import LoadMeter
 from infra.engine.pin import engine_pin, hardware
-from infra.engine.spec import EngineHandle, EngineSpec, Role
 from infra.services.progress import report
 from infra.services.runs import config_digest
 from infra.services.spans import Spans
-from infra.transport.sync import sync
-from tasks.evaluate import questions as general
+from infra.transport.base import Published
 from tasks.rl.checkpoint import Checkpoints
+from tasks.rl.engines import RolloutEngines
 from tasks.rl.environments.base import Problem
+from tasks.rl.environments.chat import Chat
 from tasks.rl.environments.make import make
 from tasks.rl.environments.problems import Problems
 from tasks.rl.errors import MismatchError, TrainerError
-from tasks.rl.figures import rollout_figures, to_batch, write_rollouts
-from tasks.rl.result import ROLLOUTS, STEPS, HeldOut, RLResult
-from tasks.rl.rollout import Group, RolloutWorker, admit
-from tasks.rl.schedule import Schedule
+from tasks.rl.figures import credit, rollout_figures, to_batch, write_rollouts
+from tasks.rl.held_out import Examination, paired
+from tasks.rl.journal import Journal
+from tasks.rl.playing import Players
+from tasks.rl.result import ROLLOUTS, STEPS, TIMELINE, RLResult
+from tasks.rl.rollout import Group, admit
+from tasks.rl.rounds import Rounds
+from tasks.rl.sampler import Sampler
 from tasks.rl.scoring import ScorerPool
+from tasks.rl.text import step_line
+from tasks.rl.timeline import Timeline
 from tasks.rl.worker import TrainerWorker, done
 
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -57,113 +59,147 @@ class _PolicyRun:
             raise TrainerError(
                 f"cluster.trainer_ranks={config.cluster.trainer_ranks}: the trainer is one process, set it to 1"
             )
-        environments = make(self.rl.environments, self.rl.seed)
-        self.problems = Problems(self.rl.environments, environments, self.rl.held_out_share, self.rl.seed)
-        self.held_out = self.problems.held_out(self.rl.eval_prompts)
-        self.questions = general.load(self.rl.general_questions, self.rl.general_questions_each, self.rl.seed)
+        self.environments = make(self.rl.environments, self.rl.seed)
+        self.problems = Problems(self.rl.environments, self.environments, self.rl.held_out_share, self.rl.seed)
+        self.examination = Examination(base, config, self.problems)
         self.checkpoints = Checkpoints(workdir / "checkpoints", self.rl.keep_checkpoints)
         self.digest = config_digest(f"rl {base}", config)
         self.spans = Spans()
         self.rows: list[dict[str, float]] = []
-        self.cursors: dict[int, dict] = {}
-        self.sampling_s: dict[int, float] = {}
+        self.timeline = Timeline()
+        self.sampled: dict[int, list[float]] = {}
 
     def train(self) -> RLResult:
-        spec = EngineSpec(model=self.base, role=Role.rollout, config=self.config.engine, seed=self.rl.seed)
-        with ExitStack() as stack:
-            with self.spans.measure("engine_start"):
-                report("starting the trainer and the rollout engine")
-                where = place(self.config.cluster, self.config.engine, session().resources())
-                self.placement = where.mode
-                self.trainer = session().actor(
-                    TrainerWorker,
-                    self.base,
-                    self.rl,
-                    self.config.engine.dtype,
-                    cpus=where.trainer.cpus,
-                    gpus=where.trainer.gpus,
-                    threads=where.trainer_threads,
-                )
-                ready = self.trainer.begin.remote()  # loads the model while the engine starts
-                engine = partial(session().engine, spec, reserve=where.engine, progress=report)
-                handles = [stack.enter_context(engine()) for _ in range(self.config.cluster.engines)]
-            return asyncio.run(self._train(handles, ready))
+        where = place(self.config.cluster, self.config.engine, session().resources())
+        self.placement = where.mode
+        self.trainer = session().actor(
+            TrainerWorker,
+            self.base,
+            self.rl,
+            self.config.engine.dtype,
+            cpus=where.trainer.cpus,
+            gpus=where.trainer.gpus,
+            threads=where.trainer_threads,
+        )
+        ready = self.trainer.begin.remote()  # loads the model while the engines start
+        return asyncio.run(self._train(where.engine, ready))
 
-    async def _train(self, handles: Sequence[EngineHandle], ready: Any) -> RLResult:
-        from transformers import AutoTokenizer
-
+    async def _train(self, reserve: Resources, ready: Any) -> RLResult:
         async with AsyncExitStack() as stack:
-            self.clients = [await stack.enter_async_context(EngineClient(handle)) for handle in handles]
-            scorers = ScorerPool(
-                self.rl.environments,
-                self.rl.seed,
-                processes=self.rl.scorer_processes,
-                timeout_s=self.rl.scorer_timeout_s,
+            self.engines = RolloutEngines(
+                self.base,
+                self.config,
+                self.workdir,
+                reserve,
+                updating=lambda engine: self.timeline.working(f"engine {engine.number}", "sync"),
             )
-            self.sampler = RolloutWorker(
-                self.clients,
-                await stack.enter_async_context(scorers),
-                AutoTokenizer.from_pretrained(self.base),
-                max_new_tokens=self.rl.max_new_tokens,
-                max_model_len=self.config.engine.max_model_len,
-                max_concurrent=self.config.engine.max_concurrent_sequences * len(self.clients),
-                system_prompt=self.rl.system_prompt,
-            )
+            self.fleet = self.engines.fleet
+            with self.spans.measure("engine_start"):
+                report("starting the trainer and the rollout engines")
+                await stack.enter_async_context(self.engines)
+                self.sampler = await self._sampler(stack)
+                await self.fleet.ready()
             with self.spans.measure("trainer"):
                 await done(ready)
-            first = await self._restore()
+            rounds = Rounds(
+                self._group,
+                self.problems,
+                self.environments,
+                Journal(self.workdir / "groups"),
+                self.rl,
+                first := self._done(),
+            )
+            await self._restore(rounds)
             await self._broadcast(first)
-            before = await self._before(handles[0])
-            self.load = await stack.enter_async_context(LoadMeter(self.clients))
-            async with Schedule(self._sample, first, self.rl.steps, self.rl.max_staleness) as schedule:
-                schedule.published(first)
+            with self.spans.measure("engine"):
+                before = await self.examination.first(self.sampler, self.fleet, self.workdir / "before.json")
+            self.load = await stack.enter_async_context(LoadMeter(self.fleet.clients))
+            async with rounds:
+                rounds.published(first)
                 for step in range(first, self.rl.steps):
-                    await self._step(step, schedule)
-            if self.checkpoints.latest() is None:  # no steps were asked for
-                await self._checkpoint(0)
-            after = await self._evaluate(handles[0], "after")
+                    await self._step(step, rounds)
+                if self.checkpoints.latest() is None:  # no steps were asked for
+                    await self._checkpoint(0, rounds)
+            with self.spans.measure("engine"):
+                after = await self.examination.whole(self.sampler, self.fleet, "after")
             return await self._result(before, after)
 
-    async def _restore(self) -> int:
-        """Load the newest checkpoint; the number of steps done."""
+    async def _sampler(self, stack: AsyncExitStack) -> Sampler:
+        from transformers import AutoTokenizer
+
+        played = [e for e in self.rl.environments if isinstance(e, VerifiersEnvironment)]
+        scorers = ScorerPool(
+            [e for e in self.rl.environments if e not in played],
+            self.rl.seed,
+            processes=self.rl.scorer_processes,
+            timeout_s=self.rl.scorer_timeout_s,
+        )
+        players = Players(
+            played,
+            self.base,
+            system_prompt=self.rl.system_prompt,
+            room=self.config.engine.max_model_len,
+            timeout_s=self.rl.episode_timeout_s,
+        )
+        return Sampler(
+            self.fleet,
+            await stack.enter_async_context(scorers),
+            await stack.enter_async_context(players),
+            Chat(AutoTokenizer.from_pretrained(self.base), self.rl.system_prompt),
+            max_new_tokens=self.rl.max_new_tokens,
+            max_model_len=self.config.engine.max_model_len,
+            watching=lambda engine: self.timeline.working(f"engine {engine.number}", "rollout"),
+        )
+
+    def _done(self) -> int:
+        """The number of steps that the newest checkpoint holds."""
+        latest = self.checkpoints.latest()
+        return self.checkpoints.state(latest, self.digest)["version"] if latest else 0
+
+    async def _restore(self, rounds: Rounds) -> None:
         latest = self.checkpoints.latest()
         if latest is None:
-            return 0
+            rounds.restore({"problems": self.problems.state(), "carried": []}, 0)
+            return
         state = self.checkpoints.state(latest, self.digest)
         report(f"resuming from {latest.name}")
         with self.spans.measure("trainer"):
             await done(self.trainer.load.remote(latest))
-        self.problems.restore(state["problems"])
+        rounds.restore(state["rounds"], state["version"])
         self.rows = state["rows"]
         for row in self.rows[-1:]:
             self.on_step(int(row["step"]), row)
-        return state["version"]
 
-    async def _sample(self, step: int) -> list[Group]:
-        self.cursors[step] = self.problems.state()
-        chosen, start = self.problems.take(self.rl.prompts_per_step), time.monotonic()
+    async def _group(self, number: int, place: int, problem: Problem) -> Group:
+        times = self.sampled.setdefault(number, [time.monotonic(), 0.0])
         with self.load.working():
-            groups = await self.sampler.sample(
-                chosen, self.rl.group_size, temperature=self.rl.temperature, seed=self.rl.seed, step=step
+            group = await self.sampler.group(
+                problem,
+                self.rl.group_size,
+                temperature=self.rl.temperature,
+                seed=self.rl.seed,
+                number=number,
+                place=place,
             )
-        self.sampling_s[step] = time.monotonic() - start
-        return groups
+        times[1] = time.monotonic()
+        return group
 
-    async def _step(self, step: int, schedule: Schedule) -> None:
+    async def _step(self, step: int, rounds: Rounds) -> None:
         name, start = f"step {step + 1} of {self.rl.steps}", time.monotonic()
         report(f"{name}: sampling {self.rl.prompts_per_step * self.rl.group_size} answers", step, self.rl.steps)
         with self.spans.measure("engine"):
-            groups = await schedule.rollouts(step)
-        waited_s, rollout_s = time.monotonic() - start, self.sampling_s.pop(step)
-        admitted = admit(groups, version=step, max_staleness=self.rl.max_staleness)
-        batch = to_batch(admitted.groups, self.rl.advantage, self.rl.temperature, self.rl.max_new_tokens)
-        row = {"step": step + 1, **rollout_figures(groups, admitted)}
+            collected = await rounds.collect(step)
+        waited_s = time.monotonic() - start
+        admitted = admit(collected.groups, version=step, max_staleness=self.rl.max_staleness)
+        credits = credit(admitted.groups, self.rl)
+        batch = to_batch(admitted.groups, credits, self.rl.temperature, self.rl.max_new_tokens)
+        row = {"step": step + 1, **rollout_figures(collected, admitted)}
         report(
             f"{name}: training on {batch.num_answers} answers, mean reward {row['reward_mean']:.3f}",
             step,
             self.rl.steps,
         )
-        with self.spans.measure("trainer"):
+        with self.spans.measure("trainer"), self.timeline.working("trainer", "train"):
             try:
                 row |= await done(self.trainer.step.remote(batch))
             except MismatchError as error:
@@ -174,8 +210,9 @@ class _PolicyRun:
         report(f"{name}: sending the weights to the engines", step, self.rl.steps)
         row |= await self._broadcast(step + 1)
         row |= await self.load.take()
-        schedule.published(step + 1)
-        step_s = time.monotonic() - start
+        rounds.published(step + 1)
+        first, last = self.sampled.pop(step, (float("nan"), float("nan")))
+        rollout_s, step_s = last - first, time.monotonic() - start
         row |= {
             "rollout_s": rollout_s,
             "waited_for_rollouts_s": waited_s,
@@ -184,26 +221,29 @@ class _PolicyRun:
             "engine_idle_share": max(0.0, 1 - row["engine_busy_s"] / step_s),
             "trainer_idle_share": (waited_s + row["sync_s"]) / step_s,
             "mismatch_warning": float(row["k3"] > self.rl.mismatch.warn_k3),
+            "engines": float(len(self.fleet.engines)),
+            "engines_lost": float(self.fleet.lost),
+            "retried": float(self.fleet.retried),
         }
+        if self.rl.eval_every and (step + 1) % self.rl.eval_every == 0:
+            row |= await self.examination.between(self.sampler)
         self.rows.append(row)
-        speed = f"{row['tokens_per_second']:.0f} tokens/s, {row['step_s']:.1f} s"
-        report(
-            f"{name}: reward {row['reward_mean']:.3f}, {row['length_mean']:.0f} tokens an answer, {speed}",
-            step + 1,
-            self.rl.steps,
-        )
-        write_rollouts(self._rollout_file(step), step + 1, groups, batch, admitted)
+        report(f"{name}: {step_line(row)}", step + 1, self.rl.steps)
+        write_rollouts(self._rollout_file(step), step + 1, collected, admitted, credits)
         if row["mismatch_warning"]:
             report(f"{name}: mismatch k3 of {row['k3']:.3g} exceeds rl.mismatch.warn_k3={self.rl.mismatch.warn_k3:g}")
         if (step + 1) % self.rl.checkpoint_every == 0 or step + 1 == self.rl.steps:
-            await self._checkpoint(step + 1)
+            await self._checkpoint(step + 1, rounds)
         self.on_step(step + 1, row)
 
     async def _broadcast(self, version: int) -> dict[str, float]:
-        with self.spans.measure("trainer"):
-            published = await done(self.trainer.publish.remote(version))
-        with self.spans.measure("sync"):
-            synced = await sync(self.clients, published, in_flight="keep")
+        async def publish() -> Published:
+            with self.spans.measure("trainer"), self.timeline.working("trainer", "sync"):
+                return await done(self.trainer.publish.remote(version))
+
+        start, trainer_s = time.monotonic(), self.spans.seconds["trainer"]
+        published, synced = await self.engines.send(publish)
+        self.spans.seconds["sync"] += time.monotonic() - start - (self.spans.seconds["trainer"] - trainer_s)
         return {
             "publish_s": published.publish_s,
             "sync_s": synced.prepare_s + synced.pause_s,
@@ -214,40 +254,12 @@ class _PolicyRun:
             "sync_bytes": float(synced.bytes),
         }
 
-    async def _checkpoint(self, version: int) -> None:
-        state = {
-            "version": version,
-            "problems": self.cursors.get(version, self.problems.state()),
-            "rows": self.rows,
-        }
+    async def _checkpoint(self, version: int, rounds: Rounds) -> None:
+        state = {"version": version, "rounds": rounds.state(version), "rows": self.rows}
         save, result = self.trainer.save.remote, session().result
-        with self.spans.measure("trainer"):
+        with self.spans.measure("trainer"), self.timeline.working("trainer", "checkpoint"):
             await asyncio.to_thread(self.checkpoints.commit, version, lambda f: result(save(f)), state, self.digest)
-
-    async def _before(self, handle: EngineHandle) -> dict[str, Any]:
-        """Scores of the model the run started from; kept, because after an interruption the engine has others."""
-        path = self.workdir / "before.json"
-        if not path.is_file():
-            scratch = path.with_suffix(".unfinished")
-            scratch.write_text(json.dumps(await self._evaluate(handle, "before")))
-            os.replace(scratch, path)
-        return json.loads(path.read_text())
-
-    async def _evaluate(self, handle: EngineHandle, when: str) -> dict[str, Any]:
-        report(f"{len(self.held_out)} held-out problems and {len(self.questions)} general questions {when} training")
-        with self.spans.measure("engine"):
-            rollouts = await self.sampler.answer(self.held_out)
-            answers = await general.ask(
-                handle,
-                self.questions,
-                self.base,
-                max_new_tokens=self.rl.general_max_new_tokens,
-                concurrency=self.config.engine.max_concurrent_sequences,
-            )
-        return {
-            "rewards": [rollout.reward or 0.0 for rollout in rollouts],
-            "general": [answer.model_dump(mode="json") for answer in answers],
-        }
+        rounds.forget(version)
 
     async def _result(self, before: dict[str, Any], after: dict[str, Any]) -> RLResult:
         import pandas as pd
@@ -260,15 +272,16 @@ class _PolicyRun:
             await done(self.trainer.close.remote())
         tables.mkdir(exist_ok=True)
         pd.DataFrame(self.rows).to_parquet(tables / STEPS, index=False)
+        pd.DataFrame(self.timeline.rows).to_parquet(tables / TIMELINE, index=False)
         texts = [self._rollout_file(step).read_text() for step in range(self.rl.steps)]
         (tables / ROLLOUTS).write_text("".join(texts))
         return RLResult(
             model=model,
             tables=tables,
-            held_out=_paired(self.held_out, before["rewards"], after["rewards"]),
+            held_out=paired(self.examination.problems, before["rewards"], after["rewards"]),
             general_before=before["general"],
             general_after=after["general"],
-            general_digest=general.digest(self.questions),
+            general_digest=self.examination.general_digest,
             spans=dict(self.spans.seconds),
             placement=self.placement,
             engine=engine_pin(),
@@ -277,18 +290,3 @@ class _PolicyRun:
 
     def _rollout_file(self, step: int) -> Path:
         return self.workdir / "rollouts" / f"step-{step:06d}.jsonl"
-
-
-def _paired(problems: Sequence[Problem], before: Sequence[float], after: Sequence[float]) -> list[HeldOut]:
-    scores: dict[str, list[tuple[str, float, float]]] = {}
-    for problem, old, new in zip(problems, before, after, strict=True):
-        scores.setdefault(problem.environment, []).append((problem.question, old, new))
-    return [
-        HeldOut(
-            environment=environment,
-            before=[old for _, old, _ in rows],
-            after=[new for _, _, new in rows],
-            dataset_digest="sha256:" + hashlib.sha256(json.dumps([q for q, _, _ in rows]).encode()).hexdigest(),
-        )
-        for environment, rows in scores.items()
-    ]

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from infra.config import rl as settings
 from tasks.rl.environments.base import BadEnvironment
 
-CONFIGS = TypeAdapter(list[settings.Environment])
+CONFIGS = TypeAdapter(list[settings.ReasoningGym | settings.JsonlEnvironment])
 START_TIMEOUT_S = 120.0
 
 
@@ -31,13 +31,14 @@ class ScorerPool:
     """Async context manager around scorer processes.
 
     processes: how many. timeout_s: limit of one score, seconds; the process of one that takes longer is killed and
-    replaced. give_up_after: an environment whose first so many scores all fail is given up.
+    replaced. give_up_after: an environment whose first so many scores all fail is given up. Without environments no
+    process is started.
     Entering raises BadEnvironment when an environment or its scorer cannot be loaded.
     """
 
     def __init__(
         self,
-        configs: Sequence[settings.Environment],
+        configs: Sequence[settings.ReasoningGym | settings.JsonlEnvironment],
         seed: int,
         *,
         processes: int = 2,
@@ -46,7 +47,7 @@ class ScorerPool:
     ):
         self._hello = json.dumps({"environments": CONFIGS.dump_python(list(configs), mode="json"), "seed": seed})
         self._scorers = {config.title: config.scorer for config in configs}
-        self._processes, self._timeout_s, self._give_up_after = processes, timeout_s, give_up_after
+        self._processes, self._timeout_s, self._give_up_after = processes if configs else 0, timeout_s, give_up_after
         self._free: asyncio.Queue[asyncio.subprocess.Process | BadEnvironment] = asyncio.Queue()
         self._all: set[asyncio.subprocess.Process] = set()
         self._replacing: set[asyncio.Task] = set()

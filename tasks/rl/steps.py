@@ -19,7 +19,7 @@ from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence, questions
 from tasks.rl import evidence as figures
 from tasks.rl import operation
-from tasks.rl.result import ROLLOUTS, STEPS, RLResult
+from tasks.rl.result import ROLLOUTS, STEPS, TIMELINE, RLResult
 from tasks.rl.run import train_policy
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def write_evidence(result: RLResult, target: Version, config: RLFlowConfig) -> A
         table = evidence.table(rows, engine=result.engine, hardware=result.hardware, command=COMMAND)
         evidence.write(table, Path(folder) / TABLE)
         questions.keep(result.general_after, Path(folder), config.engine.dtype)
-        for name in (STEPS, ROLLOUTS):
+        for name in (STEPS, ROLLOUTS, TIMELINE):
             shutil.copyfile(result.tables / name, Path(folder) / name)
         return store.put(Path(folder), "evidence", producer=COMMAND, inputs=[target.artifact])
 

@@ -1,6 +1,7 @@
 """What RL training did, for people."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,3 +38,15 @@ def step_records(steps: "pd.DataFrame") -> list[dict]:
     """Rows for a table in Prefect, which takes no NaN."""
     rows = steps[[column for column in STEP_COLUMNS if column in steps]].to_dict("records")
     return [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+
+
+def step_line(row: Mapping[str, float]) -> str:
+    """A step in one line: reward, length, speed, who waited, how old the samples were."""
+    line = (
+        f"reward {row['reward_mean']:.3f}, {row['length_mean']:.0f} tokens an answer, "
+        f"{row['tokens_per_second']:.0f} tokens/s, {row['step_s']:.1f} s, idle: trainer "
+        f"{row['trainer_idle_share']:.0%}, engines {row['engine_idle_share']:.0%}; "
+        f"staleness {row['staleness_mean']:.1f}"
+    )
+    held_out = [f"{name[12:]} {value:.3f}" for name, value in row.items() if name.startswith("eval_reward_")]
+    return f"{line}; held out at version {row['eval_version']:.0f}: {', '.join(held_out)}" if held_out else line

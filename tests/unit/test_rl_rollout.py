@@ -1,14 +1,14 @@
-"""Staleness: what may be sampled when, and what may be trained on."""
+"""What of the rollouts may be trained on, and what their length costs."""
 
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from infra.config.rl import RLConfig
 from tasks.rl.environments.base import Problem
+from tasks.rl.figures import credit, overlong, to_batch
+from tasks.rl.packing import pack
 from tasks.rl.rollout import Group, Rollout, admit, sample_seed, together
-from tasks.rl.schedule import Schedule
 
 PROBLEM = Problem("sums", 0, ({"role": "user", "content": "1 + 1"},), "2")
 
@@ -32,41 +32,6 @@ def test_failed_scores_cost_their_rollout_and_lonely_groups_are_left_out():
     admitted = admit(groups, version=0, max_staleness=0)
     assert (admitted.failed, admitted.lonely, [len(g.rollouts) for g in admitted.groups]) == (3, 2, [2])
     assert len(admit([Group(PROBLEM, [good])], version=0, max_staleness=0).groups) == 1  # a group of one on purpose
-
-
-@given(
-    max_staleness=st.integers(0, 3),
-    steps=st.integers(1, 8),
-    delays=st.lists(st.integers(0, 6), min_size=16, max_size=16),
-)
-def test_no_step_is_trained_on_rollouts_older_than_the_bound(max_staleness, steps, delays):
-    """Whatever the timing: rollouts begin in order and never earlier than the bound allows."""
-
-    async def run():
-        current, begun = 0, []
-
-        async def sample(step):
-            begun.append((step, current))
-            oldest = current
-            for _ in range(delays[step]):
-                await asyncio.sleep(0)
-            return [Group(PROBLEM, [rollout((oldest, 0, 1), (max(oldest, current), 1, 2))])]
-
-        async with Schedule(sample, 0, steps, max_staleness) as schedule:
-            schedule.published(0)
-            for step in range(steps):
-                groups = await schedule.rollouts(step)
-                admitted = admit(groups, version=step, max_staleness=max_staleness)
-                assert admitted.stale == 0
-                for _ in range(delays[8 + step]):
-                    await asyncio.sleep(0)
-                current = step + 1
-                schedule.published(current)
-        assert [step for step, _ in begun] == list(range(steps))
-        for step, version in begun:
-            assert max(0, step - max_staleness) <= version <= step
-
-    asyncio.run(run())
 
 
 def test_an_error_in_a_rollout_ends_the_others():
@@ -93,3 +58,24 @@ def test_every_sample_has_its_own_seed():
     seeds = {sample_seed(0, step, place, sample) for step in range(5) for place in range(5) for sample in range(5)}
     assert len(seeds) == 125 and all(0 <= seed < 2**63 for seed in seeds)
     assert sample_seed(0, 1, 2, 3) != sample_seed(1, 1, 2, 3)
+
+
+def test_the_last_part_of_the_allowed_length_costs_reward():
+    config = RLConfig(max_new_tokens=10, overlong_buffer=4, overlong_penalty=0.5, advantage="dr_grpo")
+    assert [overlong(length, config) for length in (1, 6, 7, 8, 10)] == [0, 0, 0.125, 0.25, 0.5]
+    assert overlong(10, RLConfig(max_new_tokens=10)) == 0
+    short, long = rollout((0, 0, 2)), rollout((0, 0, 10))
+    assert credit([Group(PROBLEM, [short, long])], config) == [[0.25, -0.25]]
+
+
+def test_only_the_tokens_of_the_policy_are_trained_on():
+    """An episode: three own tokens, two of a user, one own; its group's other rollout was asked in other words."""
+    episode = Rollout(PROBLEM, 0, [1], [5, 6, 7, 8, 9, 4], [-1.0] * 6, [(2, 0, 3), (3, 5, 6)], "stop", "", 1.0)
+    other = Rollout(PROBLEM, 1, [2], [5], [-1.0], [(3, 0, 1)], "stop", "", 0.0)
+    assert episode.own == [True, True, True, False, False, True] and episode.oldest_version == 2
+    batch = to_batch([Group(PROBLEM, [episode, other])], [[0.5, -0.5]], 1.0, 8)
+    assert [group.prompt_ids.tolist() for group in batch.groups] == [[1], [2]]
+    assert [group.advantages for group in batch.groups] == [[0.5], [-0.5]]
+    (micro,) = pack(batch.groups, 64)
+    assert sorted(micro.target_N.tolist()) == [4, 5, 5, 6, 7]
+    assert micro.input_T.tolist().count(9) == 1  # what the user said is read

@@ -10,9 +10,10 @@ from infra.config.flows import RLFlowConfig
 from infra.config.rl import JsonlEnvironment, RLConfig
 from infra.config.target import ClusterConfig
 from tasks.rl.environments.base import BadEnvironment, Problem
+from tasks.rl.environments.chat import Chat
 from tasks.rl.errors import TrainerError
-from tasks.rl.rollout import PromptTooLong, RolloutWorker
 from tasks.rl.run import train_policy
+from tasks.rl.sampler import PromptTooLong, Sampler
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +21,9 @@ def tokenizer(tmp_path_factory):
     return AutoTokenizer.from_pretrained(rl_letters.write_model(tmp_path_factory.mktemp("letters")))
 
 
-def worker(tokenizer, system_prompt: str | None = None) -> RolloutWorker:
-    limits = dict(max_new_tokens=4, max_model_len=12, max_concurrent=1)
-    return RolloutWorker([], None, tokenizer, system_prompt=system_prompt, **limits)
+def worker(tokenizer, system_prompt: str | None = None) -> Sampler:
+    limits = dict(max_new_tokens=4, max_model_len=12)
+    return Sampler(None, None, None, Chat(tokenizer, system_prompt), **limits)
 
 
 def problem(text: str) -> Problem:

@@ -27,7 +27,10 @@ class Problem:
 
 
 class Environment(Protocol):
-    """Problems are reproducible: the same number is the same problem in every process."""
+    """Problems are reproducible: the same number is the same problem in every process.
+
+    One that is no `Scored` is played: its rewards come with its episodes (`tasks.rl.playing`).
+    """
 
     label: str
     """Name in tables and plots."""
@@ -37,6 +40,10 @@ class Environment(Protocol):
     def problem(self, index: int) -> Problem:
         """Problem number `index`, from 0."""
         ...
+
+
+class Scored(Environment, Protocol):
+    """An environment whose problems are answered in one turn."""
 
     def score(self, index: int, answer: str) -> float:
         """Reward of `answer`, in [0, 1]. May raise or hang: it runs in a process of its own with a time limit."""

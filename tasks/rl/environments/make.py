@@ -6,8 +6,9 @@ from infra.config import rl as settings
 from tasks.rl.environments.base import Environment
 from tasks.rl.environments.generated import Generated
 from tasks.rl.environments.jsonl import Jsonl
+from tasks.rl.environments.played import Verifiers
 
-KINDS = {"reasoning_gym": Generated, "jsonl": Jsonl}
+KINDS = {"reasoning_gym": Generated, "jsonl": Jsonl, "verifiers": Verifiers}
 
 
 def make(configs: Sequence[settings.Environment], seed: int) -> dict[str, Environment]:

@@ -1,0 +1,93 @@
+"""The rollout engines of one run: as many as were asked for last, all with the weights that were sent last."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from pathlib import Path
+
+from infra.cluster.control import Control
+from infra.cluster.fleet import Engine, Fleet
+from infra.cluster.placement import Resources
+from infra.cluster.session import session
+from infra.config.flows import RLFlowConfig
+from infra.engine.client import EngineClient
+from infra.engine.spec import EngineSpec, Role
+from infra.services.progress import report
+from infra.transport.base import Published
+from infra.transport.sync import SyncReport, sync
+
+OBEY_S = 1.0
+"""How often a run looks whether it was asked for more or fewer engines, seconds."""
+
+
+class RolloutEngines:
+    """Async context manager. base: the model they start with. folder: of the run. reserve: devices of each engine.
+
+    fleet: where work is done. Entering starts them and returns at once. updating(engine): a context in which an engine
+    takes new weights.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        config: RLFlowConfig,
+        folder: Path,
+        reserve: Resources,
+        updating: Callable[[Engine], AbstractContextManager],
+    ):
+        self._config, self._control, self._updating = config, Control(folder), updating
+        self._published: Published | None = None
+        spec = EngineSpec(model=base, role=Role.rollout, config=config.engine, seed=config.rl.seed)
+        self.fleet = Fleet(
+            partial(session().engine, spec, reserve=reserve, progress=report),
+            capacity=config.engine.max_concurrent_sequences,
+            welcome=self._welcome,
+            told=self._tell,
+            probe_s=config.cluster.probe_s,
+            stuck_s=config.cluster.stuck_s,
+        )
+
+    async def __aenter__(self) -> "RolloutEngines":
+        await self.fleet.__aenter__()
+        await self.fleet.resize(self._control.wanted() or self._config.cluster.engines)
+        self._obeying = asyncio.create_task(self._obey())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._obeying.cancel()
+        await asyncio.gather(self._obeying, return_exceptions=True)
+        await self.fleet.__aexit__(*error)
+
+    async def send(self, publish: Callable[[], Awaitable[Published]]) -> tuple[Published, SyncReport]:
+        """Publish a version and bring all engines to it; those that join later start from it."""
+        async with self.fleet.weights():
+            self._published = None  # its memory is about to be written anew
+            published = await publish()
+            with ExitStack() as stack:
+                for engine in self.fleet.engines:
+                    stack.enter_context(self._updating(engine))
+                told = await self.fleet.update(lambda clients: sync(clients, published, in_flight="keep"))
+            self._published = published
+        return published, told
+
+    async def _welcome(self, client: EngineClient) -> None:
+        if self._published is not None:
+            await sync([client], self._published, in_flight="keep")
+
+    def _tell(self, line: str) -> None:
+        report(line)
+        draining = sum(engine.draining for engine in self.fleet.engines)
+        serving = len(self.fleet.engines) - draining
+        refused = str(self.fleet.refused) if self.fleet.refused else None
+        self._control.tell(
+            {"wanted": self.fleet.wanted, "serving": serving, "draining": draining, "line": line, "refused": refused}
+        )
+
+    async def _obey(self) -> None:
+        while True:
+            await asyncio.sleep(OBEY_S)
+            wanted = self._control.wanted()
+            if wanted is not None and wanted != self.fleet.wanted:
+                await self.fleet.resize(wanted)
+                self._tell(f"{wanted} engines are wanted")

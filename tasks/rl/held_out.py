@@ -1,0 +1,90 @@
+"""Held-out problems and general questions: what the policy is judged by, on weights that are named."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.cluster.fleet import Fleet
+from infra.config.flows import RLFlowConfig
+from infra.services.progress import report
+from tasks.evaluate import questions as general
+from tasks.rl.environments.base import Problem
+from tasks.rl.environments.problems import Problems
+from tasks.rl.result import HeldOut
+from tasks.rl.rollout import Rollout
+from tasks.rl.sampler import Sampler
+
+
+class Examination:
+    """The same problems and questions each time. base: the model whose tokenizer asks."""
+
+    def __init__(self, base: Path, config: RLFlowConfig, problems: Problems):
+        rl = config.rl
+        self._base, self._config, self.problems = base, config, problems.held_out(rl.eval_prompts)
+        self.questions = general.load(rl.general_questions, rl.general_questions_each, rl.seed)
+
+    @property
+    def general_digest(self) -> str:
+        """Of the general questions."""
+        return general.digest(self.questions)
+
+    async def whole(self, sampler: Sampler, fleet: Fleet, when: str) -> dict[str, Any]:
+        """Rewards of the held-out problems, 0 where the scorer failed, answers to the general questions; JSON."""
+        report(f"{len(self.problems)} held-out problems and {len(self.questions)} general questions {when} training")
+        rollouts = await sampler.answer(self.problems)
+        answers = await fleet.run(
+            lambda engine: general.ask(
+                engine.client.handle,
+                self.questions,
+                self._base,
+                max_new_tokens=self._config.rl.general_max_new_tokens,
+                concurrency=self._config.engine.max_concurrent_sequences,
+            )
+        )
+        return {
+            "rewards": [rollout.reward or 0.0 for rollout in rollouts],
+            "general": [answer.model_dump(mode="json") for answer in answers],
+        }
+
+    async def first(self, sampler: Sampler, fleet: Fleet, path: Path) -> dict[str, Any]:
+        """`whole` of the model the run started from; kept in `path`, because after an interruption the engines have
+        other weights."""
+        if not path.is_file():
+            scratch = path.with_suffix(".unfinished")
+            scratch.write_text(json.dumps(await self.whole(sampler, fleet, "before")))
+            os.replace(scratch, path)
+        return json.loads(path.read_text())
+
+    async def between(self, sampler: Sampler) -> dict[str, float]:
+        """Figures of the held-out problems now: `eval_reward_<environment>`, and `eval_version`, the weights that every
+        token of them was sampled by (NaN if they changed meanwhile)."""
+        rollouts = await sampler.answer(self.problems)
+        by_environment: dict[str, list[Rollout]] = {}
+        for rollout in rollouts:
+            by_environment.setdefault(rollout.problem.environment, []).append(rollout)
+        versions = {version for rollout in rollouts for version, _, _ in rollout.versions}
+        return {
+            "eval_version": float(versions.pop()) if len(versions) == 1 else float("nan"),
+            **{f"eval_reward_{e}": float(np.mean([r.reward or 0.0 for r in rs])) for e, rs in by_environment.items()},
+        }
+
+
+def paired(problems: Sequence[Problem], before: Sequence[float], after: Sequence[float]) -> list[HeldOut]:
+    """Rewards before and after by environment."""
+    scores: dict[str, list[tuple[str, float, float]]] = {}
+    for problem, old, new in zip(problems, before, after, strict=True):
+        scores.setdefault(problem.environment, []).append((problem.question, old, new))
+    return [
+        HeldOut(
+            environment=environment,
+            before=[old for _, old, _ in rows],
+            after=[new for _, _, new in rows],
+            dataset_digest="sha256:" + hashlib.sha256(json.dumps([q for q, _, _ in rows]).encode()).hexdigest(),
+        )
+        for environment, rows in scores.items()
+    ]

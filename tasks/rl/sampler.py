@@ -1,0 +1,124 @@
+"""Groups of answers and episodes, sampled by the engines of a fleet and scored as they finish."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from infra.cluster.fleet import Engine, Fleet
+from tasks.rl.environments.base import Problem
+from tasks.rl.environments.chat import Chat
+from tasks.rl.playing import Players
+from tasks.rl.rollout import Group, Rollout, sample_seed, together
+from tasks.rl.scoring import ScorerPool
+
+
+class PromptTooLong(ValueError):
+    """A prompt that leaves the answer no room in the engine's context."""
+
+
+class Sampler:
+    """fleet, scorers, players: entered. chat: of the target. max_model_len: longest prompt plus answer, tokens.
+
+    watching(engine): a context in which the engine works on one rollout.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        scorers: ScorerPool,
+        players: Players,
+        chat: Chat,
+        *,
+        max_new_tokens: int,
+        max_model_len: int,
+        watching: Callable[[Engine], AbstractContextManager] = lambda engine: nullcontext(),
+    ):
+        self._fleet, self._scorers, self._players, self._chat = fleet, scorers, players, chat
+        self._max_new_tokens, self._max_model_len = max_new_tokens, max_model_len
+        self._watching = watching
+
+    async def group(
+        self, problem: Problem, size: int, *, temperature: float, seed: int, number: int, place: int
+    ) -> Group:
+        """`size` rollouts of one problem. seed, number (of the round), place: decide what is sampled.
+
+        Raises ScorerError when a scorer never works, EngineError when an engine refuses or none is left, PromptTooLong.
+        """
+        prompt, near = self.prompt_ids(problem), await self._fleet.nearest()
+        work = [
+            self._rollout(near, problem, prompt, sample, temperature, sample_seed(seed, number, place, sample))
+            for sample in range(size)
+        ]
+        return Group(problem, await together(work))
+
+    async def answer(self, problems: Sequence[Problem]) -> list[Rollout]:
+        """The most likely answer (temperature 0) to each problem, scored: what held-out problems are judged by."""
+        asked = [
+            self.group(problem, 1, temperature=0.0, seed=0, number=0, place=place)
+            for place, problem in enumerate(problems)
+        ]
+        return [group.rollouts[0] for group in await together(asked)]
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        """The problem's tokens. Raises PromptTooLong when prompt and answer exceed the engine's context."""
+        ids = self._chat.prompt(problem.messages)
+        if len(ids) + self._max_new_tokens > self._max_model_len:
+            raise PromptTooLong(
+                f"problem {problem.index} of {problem.environment} has {len(ids)} tokens, which with "
+                f"rl.max_new_tokens={self._max_new_tokens} exceeds engine.max_model_len={self._max_model_len}: raise it"
+            )
+        return ids
+
+    async def _rollout(
+        self, near: Engine, problem: Problem, prompt: list[int], sample: int, temperature: float, seed: int
+    ) -> Rollout:
+        if problem.environment in self._players.labels:
+            return await self._episode(near, problem, prompt, sample, temperature, seed)
+
+        async def generate(engine: Engine):
+            with self._watching(engine):
+                return await engine.client.generate(
+                    prompt, max_new_tokens=self._max_new_tokens, temperature=temperature, seed=seed
+                )
+
+        generation = await self._fleet.run(generate, near)
+        text = self._chat.text(generation.token_ids)
+        score = await self._scorers.score(problem.environment, problem.index, text)
+        return Rollout(
+            problem,
+            sample,
+            prompt,
+            generation.token_ids,
+            generation.logprobs,
+            [(int(version), start, end) for version, start, end in generation.weight_versions],
+            generation.finish_reason,
+            text,
+            score.reward,
+            score.error,
+        )
+
+    async def _episode(
+        self, near: Engine, problem: Problem, prompt: list[int], sample: int, temperature: float, seed: int
+    ) -> Rollout:
+        async def play(engine: Engine):
+            with self._watching(engine):
+                return await self._players.play(
+                    problem, engine.client.handle, temperature=temperature, seed=seed, budget=self._max_new_tokens
+                )
+
+        said = await self._fleet.run(play, near)
+        if "token_ids" not in said:  # nothing was sampled, so there is nothing but the error
+            return Rollout(problem, sample, prompt, [], [], [], "error", "", None, said["error"], 0)
+        return Rollout(
+            problem,
+            sample,
+            said["prompt_ids"],
+            said["token_ids"],
+            said["logprobs"],
+            [(version, start, end) for version, start, end in said["versions"]],
+            said["finish_reason"],
+            said["text"],
+            said["reward"],
+            said["error"],
+            said["turns"],
+            said["rewritten"],
+        )
