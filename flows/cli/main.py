@@ -4,15 +4,23 @@ import sys
 
 import typer
 
-from flows.cli import books, doctor, lineage, measure, run, services
+from flows.cli import books, doctor, gc, lineage, measure, run, services
 from flows.cli.exits import FAILED, USAGE, Stop
 from infra.config.load import ConfigError
 from infra.config.plan import PlanError
 from infra.lineage.versions import LineageError
 from infra.services.supervise import ServiceError
+from infra.store.base import StoreError
 from infra.store.models import ModelError
 
-CODES = {ConfigError: USAGE, ModelError: USAGE, ServiceError: FAILED, PlanError: FAILED, LineageError: FAILED}
+CODES = {
+    ConfigError: USAGE,
+    ModelError: USAGE,
+    ServiceError: FAILED,
+    PlanError: FAILED,
+    LineageError: FAILED,
+    StoreError: FAILED,
+}
 
 app = typer.Typer(
     name="lockstep",
@@ -23,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 a gate refused.",
 )
-for commands in (services, doctor, run, books, lineage, measure):
+for commands in (services, doctor, run, books, lineage, gc, measure):
     commands.register(app)
 
 

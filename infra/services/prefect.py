@@ -15,7 +15,7 @@ from prefect import Task, task  # noqa: E402  (Prefect reads its settings when i
 from prefect.cache_policies import CacheKeyFnPolicy  # noqa: E402
 from pydantic_core import to_jsonable_python  # noqa: E402
 
-from infra.services import durations  # noqa: E402
+from infra.services import durations, results  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +55,9 @@ def _cache_key(name: str, outlives_edits: bool, context: Any, arguments: dict[st
         except ValueError as error:
             raise TypeError(f"task {name!r}: argument {argument!r} is not JSON ({error})") from None
     canonical = json.dumps([name, values, "" if outlives_edits else source_digest()], sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    key = hashlib.sha256(canonical.encode()).hexdigest()
+    results.used(key)
+    return key
 
 
 @functools.cache

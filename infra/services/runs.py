@@ -118,6 +118,15 @@ def abandon(flow: str, config: BaseModel) -> list[RunKey]:
     return given_up
 
 
+@contextmanager
+def nobody_begins() -> Iterator[None]:
+    """Until the block ends, no run begins or is resumed here: who wants to waits."""
+    _runs().mkdir(parents=True, exist_ok=True)
+    with open(_runs() / "claims", "w") as claims:
+        fcntl.flock(claims, fcntl.LOCK_EX)
+        yield
+
+
 def config_digest(flow: str, config: BaseModel) -> str:
     """First 16 hex digits of the sha256 of the flow's name and the configuration as canonical JSON."""
     canonical = json.dumps([flow, config.model_dump(mode="json")], sort_keys=True)
@@ -126,9 +135,7 @@ def config_digest(flow: str, config: BaseModel) -> str:
 
 def _claim(flow: str, config: BaseModel) -> tuple[Run, int]:
     digest = config_digest(flow, config)
-    _runs().mkdir(parents=True, exist_ok=True)
-    with open(_runs() / "claims", "w") as claims:
-        fcntl.flock(claims, fcntl.LOCK_EX)  # one claimer at a time, so two cannot both start the same run
+    with nobody_begins():  # one claimer at a time, so two cannot both start the same run
         for run in reversed(every(flow)):
             if run.config_digest == digest and run.status == "open" and (lock := _lock(run.key)) is not None:
                 return _write(run.model_copy(update={"flow_run_ids": [*run.flow_run_ids, *_flow_run_id()]})), lock

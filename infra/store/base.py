@@ -1,6 +1,7 @@
 """What every artifact store offers, and the errors it raises."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -68,6 +69,13 @@ class Store(Protocol):
 
     def list(self, kind: str = "") -> list[ArtifactRef]:
         """The committed artifacts of a kind, or all, by name."""
+
+    def collect(self, ref: ArtifactRef, before: datetime) -> bool:
+        """Delete the artifact unless somebody put it at or after `before`; whether it was deleted.
+
+        Whoever puts the same content at this moment either keeps it from being deleted, or commits it anew.
+        Raises ArtifactMissing.
+        """
 
     def delete(self, ref: ArtifactRef) -> None:
         """Remove the artifact: its manifest first, so that it is never seen in part. Raises ArtifactMissing."""

@@ -1,5 +1,6 @@
 """The artifact store in a local or shared folder."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,6 +21,8 @@ from infra.store.refs import ArtifactRef
 
 _STAGING = ".staging"  # being written; a writer holds the lock beside its folder for as long as it lives
 _VERIFIED = ".verified"  # what each file looked like when its hash was last found right
+_WANTED = ".wanted"  # a file for each artifact that was put again: its time says when
+_WRITERS = ".writers"  # locked by many who put, or by one who collects
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -46,10 +50,12 @@ class LocalStore:
         if not paths:
             raise StoreError(f"cannot store {folder}: it is {'empty' if folder.is_dir() else 'not a folder'}")
         try:
-            with self._staging() as stage:
+            with self._locked(fcntl.LOCK_SH), self._staging() as stage:
                 _place(folder, stage, paths)
                 manifest = build(hash_files(stage, paths), kind, producer, inputs, name)
-                if not self._is_there(manifest):
+                if self._is_there(manifest):
+                    _write(self.root / _WANTED / manifest.name, "")
+                else:
                     self._commit(stage, manifest)
         except ValueError as error:
             raise StoreError(f"cannot store {folder}: {error}") from None
@@ -102,6 +108,19 @@ class LocalStore:
             os.rename(folder, stage / "deleted")
             _sync(folder.parent)
             self._stamp(ref.name).unlink(missing_ok=True)
+            (self.root / _WANTED / ref.name).unlink(missing_ok=True)
+
+    def collect(self, ref: ArtifactRef, before: datetime) -> bool:
+        """See `Store.collect`. Waits until nobody writes to the store."""
+        with self._locked(fcntl.LOCK_EX):
+            wanted = self.manifest(ref).created
+            with contextlib.suppress(FileNotFoundError):
+                again = (self.root / _WANTED / ref.name).stat().st_mtime
+                wanted = max(wanted, datetime.fromtimestamp(again, UTC))
+            if wanted >= before:
+                return False
+            self.delete(ref)
+            return True
 
     def _commit(self, stage: Path, manifest: Manifest) -> None:
         with ThreadPoolExecutor(HASH_THREADS) as pool:
@@ -167,6 +186,16 @@ class LocalStore:
         return ArtifactCorrupt(
             f"artifact {ref.name} in {self.root} is damaged: {path} {what}; delete it and run again what made it"
         )
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        self.root.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.root / _WRITERS, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(fd, how)
+            yield
+        finally:
+            os.close(fd)
 
     @contextmanager
     def _staging(self) -> Iterator[Path]:

@@ -17,6 +17,7 @@ from infra.store.local import LocalStore
 from infra.store.manifest import FileEntry, Manifest, build, check_name, files_of, hash_files
 from infra.store.refs import ArtifactRef
 from infra.store.s3_errors import named
+from infra.store.s3_wanted import condemn, condemned, want
 
 THREADS = 16
 PART_BYTES = 16 * 2**20
@@ -61,7 +62,7 @@ class S3Store:
         except ValueError as error:
             raise StoreError(f"cannot store {folder}: {error}") from None
         with self._speaking(f"storing {folder}"):
-            if not self._is_there(manifest):
+            if not (want(self.client, self.bucket, self._manifest_key(manifest.name)) and self._is_there(manifest)):
                 self.sweep(manifest.name, ABANDONED)
                 self._upload(folder, manifest)
                 self._commit(manifest)
@@ -111,6 +112,21 @@ class S3Store:
             self._delete_files(manifest)
         if ref in self.cache.list(manifest.kind):
             self.cache.delete(ref)
+
+    def collect(self, ref: ArtifactRef, before: datetime) -> bool:
+        """See `Store.collect`. A deletion that was interrupted is taken up again."""
+        key = self._manifest_key(ref.name)
+        with self._speaking(f"deleting {ref.name}"):
+            try:
+                if not condemn(self.client, self.bucket, key, before):
+                    return False
+            except self.client.exceptions.NoSuchKey:
+                raise ArtifactMissing(f"no artifact {ref.name} in {self.url}") from None
+            self._delete_files(self._held(ref.name)[0])
+            self.client.delete_object(Bucket=self.bucket, Key=key)
+        if ref in self.cache.list(ref.name.split("/")[0]):
+            self.cache.delete(ref)
+        return True
 
     def sweep(self, name: str, age: timedelta) -> int:
         """Abort uploads of files of artifact `name` that were begun more than `age` ago; how many there were."""
@@ -205,9 +221,15 @@ class S3Store:
         return head["ContentLength"] == file.bytes and head["Metadata"].get("sha256") == file.sha256
 
     def _read(self, name: str) -> Manifest:
+        manifest, body = self._held(name)
+        if condemned(body):
+            raise ArtifactMissing(f"no artifact {name} in {self.url}: it is being deleted")
+        return manifest
+
+    def _held(self, name: str) -> tuple[Manifest, bytes]:
         try:
             body = self.client.get_object(Bucket=self.bucket, Key=self._manifest_key(name))["Body"].read()
-            return Manifest.model_validate_json(body)
+            return Manifest.model_validate_json(body), body
         except self.client.exceptions.NoSuchKey:
             raise ArtifactMissing(f"no artifact {name} in {self.url}") from None
         except ValidationError as error:
@@ -248,10 +270,10 @@ class S3Store:
             yield
 
     def list(self, kind: str = "") -> list[ArtifactRef]:
-        """See `Store.list`."""
+        """See `Store.list`. One whose deletion was interrupted is among them, so that `collect` can end it."""
         start = f"{self._prefix}manifests/"
         with self._speaking("listing"), ThreadPoolExecutor(THREADS) as pool:
             prefix = start + (f"{check_name(kind)}/" if kind else "")
             pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
             names = [o["Key"][len(start) : -len(".json")] for page in pages for o in page.get("Contents", [])]
-            return [manifest.ref for manifest in pool.map(self._read, sorted(names))]
+            return [manifest.ref for manifest, _ in pool.map(self._held, sorted(names))]

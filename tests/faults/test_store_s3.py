@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import boto3
@@ -22,6 +23,7 @@ from infra.store.local import LocalStore
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
 from infra.store.s3 import S3Store
+from infra.store.s3_wanted import condemn
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "writer",
@@ -214,6 +216,7 @@ import sys
 from pathlib import Path
 from infra.store.local import LocalStore
 from infra.store.s3 import S3Store
+from infra.store.s3_wanted import condemn
 
 store = S3Store("artifacts", sys.argv[1], LocalStore(Path(sys.argv[2])))
 upload = store._upload
@@ -293,3 +296,43 @@ def test_open_store(settings: pytest.MonkeyPatch, tmp_path: Path):
     assert store.open(ref) == tmp_path / "cache/artifacts/team/a" / ref.name
     with pytest.raises(StoreError, match="not allowed"):
         open_store("s3://artifacts/../other")
+
+
+def test_whoever_commits_at_the_same_moment_keeps_the_artifact(store: S3Store, tmp_path: Path):
+    source = folder(tmp_path / "source", weights=b"x" * 1000, sub__config=b"{}")
+    ref = store.put(source, "target", producer="")
+    assert not store.collect(ref, datetime.now(UTC) - timedelta(minutes=1))  # it is younger
+    together = threading.Barrier(2)
+
+    def collect(before: datetime) -> bool:
+        together.wait()
+        return store.collect(ref, before)
+
+    def commit() -> ArtifactRef:
+        together.wait()
+        return store.put(source, "target", producer="")
+
+    with ThreadPoolExecutor() as pool:
+        for _ in range(10):
+            collecting, committing = pool.submit(collect, datetime.now(UTC)), pool.submit(commit)
+            assert committing.result() == ref
+            collecting.result()
+            store.verify(ref)
+    assert store.collect(ref, datetime.now(UTC))
+    assert store.list() == []
+    with pytest.raises(ArtifactMissing):
+        store.open(ref)
+
+
+def test_a_deletion_that_was_interrupted_is_seen_by_nobody_and_ended_by_the_next(store: S3Store, tmp_path: Path):
+    source = folder(tmp_path / "source", weights=b"x" * 1000)
+    ref = store.put(source, "target", producer="")
+    key = f"{store._prefix}manifests/{ref.name}.json"
+    assert condemn(store.client, "artifacts", key, datetime.now(UTC))
+    with pytest.raises(ArtifactMissing, match="it is being deleted"):
+        store.manifest(ref)
+    assert store.list() == [ref]  # for who collects
+    assert store.collect(ref, datetime.now(UTC))
+    assert "Contents" not in store.client.list_objects_v2(Bucket="artifacts", Prefix=store._prefix)
+    assert store.put(source, "target", producer="") == ref
+    store.verify(ref)

@@ -47,6 +47,12 @@ def test_every_part_is_made_measured_linked_and_released(trip, lockstep):
     assert "no broken link" in ok(lockstep("lineage", "tiny", "--check")).lower()
 
 
+def test_nothing_of_the_loop_is_lost_when_what_nothing_refers_to_is_deleted(trip, lockstep):
+    swept = json.loads(ok(lockstep("gc", "--grace-days", "0", "--delete", "--json")))
+    assert swept["deleted"] and {name.split("/")[0] for name in swept["deleted"]} <= {"drafter-start", "view"}
+    assert "no broken link" in ok(lockstep("lineage", "tiny", "--check"))
+
+
 def test_people_find_the_loop_in_prefect_and_mlflow(trip, services, prefect_api):
     wanted = {"flow_runs": {"name": {"any_": [_flow_run(prefect_api, trip)["name"]]}}}
     keys = ["loop", "report", "rl-steps", "gates", "quant"]  # by name: the server lists 200 artifacts at most
