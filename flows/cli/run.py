@@ -34,6 +34,10 @@ FLOWS = {
     "rl": (configs.RLFlowConfig, "Post-train the target with reinforcement learning; registers its next version."),
     "drafter": (configs.DrafterFlowConfig, "Train and measure a drafter for a target version."),
     "quantize": (configs.QuantizeFlowConfig, "Quantize a target version and measure the copy."),
+    "watch": (
+        configs.WatchFlowConfig,
+        "Measure whether the drafter fits the newest target, or fresh traffic; keep it or say it drifted.",
+    ),
     "release": (configs.ReleaseFlowConfig, "Judge the evidence; serve and promote what passes."),
 }
 

@@ -8,6 +8,7 @@ from infra.config.quant import QuantizeConfig
 from infra.config.release import ReleaseConfig
 from infra.config.rl import RLConfig
 from infra.config.target import ClusterConfig, EngineConfig, TargetConfig
+from infra.config.watch import WatchConfig
 
 
 class FlowConfig(Section):
@@ -52,3 +53,17 @@ class LoopConfig(FlowConfig):
     drafter: DrafterConfig = DrafterConfig()
     quantize: QuantizeConfig = QuantizeConfig()
     release: ReleaseConfig = ReleaseConfig()
+
+
+class WatchFlowConfig(FlowConfig):
+    rl: RLConfig = RLConfig()
+    """Only its environments are read, for traffic whose source is `rl`."""
+    drafter: DrafterConfig = DrafterConfig()
+    """Its traffic, and how the drafter is served while it is measured."""
+    watch: WatchConfig = WatchConfig()
+
+
+class Settings(LoopConfig):
+    """Every section that a file may hold."""
+
+    watch: WatchConfig = WatchConfig()

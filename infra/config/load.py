@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from infra.config.base import Section
-from infra.config.flows import FlowConfig, LoopConfig
+from infra.config.flows import FlowConfig, Settings
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -36,9 +36,9 @@ def load(
     origins: dict[tuple[str, ...], str] = {}
     for origin, values in _sources(preset, files, overrides):
         _merge(merged, values, origin, (), origins)
-    known = merged.keys() - (LoopConfig.model_fields.keys() - model.model_fields.keys())
+    known = merged.keys() - (Settings.model_fields.keys() - model.model_fields.keys())
     try:
-        LoopConfig.model_validate(merged)
+        Settings.model_validate(merged)
         return model.model_validate({name: merged[name] for name in known})
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(fault, merged, origins) for fault in error.errors())) from None
@@ -124,7 +124,7 @@ def _keys(location: Sequence[str | int], merged: Any) -> tuple[str, ...]:
 
 
 def _nearest(path: str) -> str:
-    known = list(_paths(LoopConfig))
+    known = list(_paths(Settings))
     plain = ".".join(part for part in path.split(".") if not part.isdigit())
     name = plain.rsplit(".", 1)[-1]
     same_name = [k for k in known if k.rsplit(".", 1)[-1] == name]

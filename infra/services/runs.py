@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ class Refused(Exception):
 class Run(BaseModel):
     """One run of a flow.
 
-    config_digest: of the flow's name and configuration, so a changed setting is another run.
+    config_digest: of the flow's name, configuration and given versions, so a changed setting is another run.
     flow_run_ids: Prefect runs that worked on it, oldest first; more than one after an interruption.
     status: `open` while it runs or waits to be resumed.
     outcome: what `keep_outcome` was given, as JSON.
@@ -57,18 +57,20 @@ class Run(BaseModel):
 
 
 @contextmanager
-def claim(flow: str, config: BaseModel, run: RunKey | None = None) -> Iterator[RunKey]:
+def claim(flow: str, config: BaseModel, run: RunKey | None = None, **versions: str | None) -> Iterator[RunKey]:
     """Own the run of `flow` with `config` until the block ends, and give its key.
 
     run: the caller's run; given, the caller owns it and nothing is claimed (a flow called by another flow).
-    The newest open run of the same flow and configuration that no live process holds is resumed, else a new one starts.
+    versions: labels that a trigger gave the flow beside its configuration: a run about another one is another run.
+    The newest open run of the same flow, configuration and versions that no live process holds is resumed, else a new
+    one starts.
     The run is finished when the block ends without an exception or with `Refused`; after any other it can be resumed.
     """
     if run is not None:
         with of_target(config.target.name):
             yield run
         return
-    held, lock = _claim(flow, config)
+    held, lock = _claim(flow, config, versions)
     status: Literal["finished", "refused"] | None = None
     try:
         with of_target(config.target.name):
@@ -127,18 +129,22 @@ def nobody_begins() -> Iterator[None]:
         yield
 
 
-def config_digest(flow: str, config: BaseModel) -> str:
-    """First 16 hex digits of the sha256 of the flow's name and the configuration as canonical JSON."""
-    canonical = json.dumps([flow, config.model_dump(mode="json")], sort_keys=True)
+def config_digest(flow: str, config: BaseModel, versions: Mapping[str, str | None] | None = None) -> str:
+    """First 16 hex digits of the sha256 of the flow's name, the configuration and the given versions as canonical
+    JSON."""
+    given = {name: label for name, label in (versions or {}).items() if label is not None}
+    canonical = json.dumps([flow, config.model_dump(mode="json"), *([given] if given else [])], sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def _claim(flow: str, config: BaseModel) -> tuple[Run, int]:
-    digest = config_digest(flow, config)
+def _claim(flow: str, config: BaseModel, versions: Mapping[str, str | None]) -> tuple[Run, int]:
+    digest = config_digest(flow, config, versions)
     with nobody_begins():  # one claimer at a time, so two cannot both start the same run
         for run in reversed(every(flow)):
             if run.config_digest == digest and run.status == "open" and (lock := _lock(run.key)) is not None:
-                return _write(run.model_copy(update={"flow_run_ids": [*run.flow_run_ids, *_flow_run_id()]})), lock
+                return _write(
+                    run.model_copy(update={"flow_run_ids": list(dict.fromkeys([*run.flow_run_ids, *_flow_run_id()]))})
+                ), lock
         now = datetime.now(UTC)
         key, n = f"{flow}-{now:%Y%m%d-%H%M%S}", 1
         while (_runs() / key).exists():
