@@ -6,6 +6,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from flows.outcome import Outcome
 from flows.traffic import traffic
 from infra.config.flows import DrafterFlowConfig
+from infra.lineage.announce import MEASURED, announce
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
@@ -42,15 +43,21 @@ def drafter(
     run: RunKey | None = None,
     parent_run: str | None = None,
     target: str | None = None,
+    warm_start: bool | None = None,
 ) -> DrafterOutcome:
     """Make a drafter for a target: its answers, their hidden states, a trained head, and its acceptance when served.
 
-    target: a label such as `smol/2`; the newest version by default. run, parent_run: the run that this is a phase of,
-    and its MLflow run.
+    target: a label such as `smol/2`; the newest version by default. warm_start: in place of that of `config.drafter`; a
+    drafter that drifted too far is trained from nothing. run, parent_run: the run that this is a phase of, and its
+    MLflow run.
     """
     name, lineage = config.target.name, Lineage()
-    with claim("drafter", config, run) as key, lineage.run(key, "drafter", parent_run, model=name) as mlflow_run:
-        chosen = choose(config.target, config.drafter.warm_start, target, key)
+    warm_start = config.drafter.warm_start if warm_start is None else warm_start
+    with (
+        claim("drafter", config, run, target=target) as key,
+        lineage.run(key, "drafter", parent_run, model=name) as mlflow_run,
+    ):
+        chosen = choose(config.target, warm_start, target, key)
         report(f"a drafter for {chosen.target.label}")
         prompts = traffic(config, chosen.target.artifact)
         answers = answer_prompts(chosen.target, prompts, config, key)
@@ -82,7 +89,8 @@ def drafter(
             after.measurement,
             prompts,
         )
-        lineage.attach_evidence(made, evidence)
+        made = lineage.attach_evidence(made, evidence)
+        announce(lineage, MEASURED["drafter"], made, by="drafter" if run is None else "loop")
 
         table, curve = read_evidence(evidence)
         lengths = table[table["figure"].isin(["acceptance_length", "acceptance_length_before"])]

@@ -6,6 +6,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from flows.outcome import Outcome
 from flows.traffic import traffic
 from infra.config.flows import QuantizeFlowConfig
+from infra.lineage.announce import MEASURED, announce
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
@@ -45,7 +46,10 @@ def quantize(
     newest drafter. run, parent_run: the run that this is a phase of, and its MLflow run.
     """
     name, lineage = config.target.name, Lineage()
-    with claim("quantize", config, run) as key, lineage.run(key, "quantize", parent_run, model=name) as mlflow_run:
+    with (
+        claim("quantize", config, run, target=target, drafter=drafter) as key,
+        lineage.run(key, "quantize", parent_run, model=name) as mlflow_run,
+    ):
         chosen = choose(config.target, target, drafter, key)
         made = quantize_weights(chosen.target.artifact, config.quantize, config.engine.dtype)
         quant = lineage.register_quant(
@@ -65,7 +69,8 @@ def quantize(
         evidence = write_evidence(
             chosen.target, quant, base.artifact, copy.artifact, tried and tried.measurement, prompts, config
         )
-        lineage.attach_evidence(quant, evidence)
+        quant = lineage.attach_evidence(quant, evidence)
+        announce(lineage, MEASURED["quant"], quant, by="quantize" if run is None else "loop")
         outcome = QuantizeOutcome(
             run=key,
             mlflow_run_id=mlflow_run.id,

@@ -1,11 +1,16 @@
 """Release: gather the evidence, judge it, serve what may be released, and make it the champion."""
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.states import Completed
 
+from flows.approval import ask
 from flows.outcome import Outcome
 from infra.config.flows import ReleaseFlowConfig
+from infra.lineage.announce import PROMOTED, REFUSED, announce
+from infra.lineage.announce import tell as emit
 from infra.lineage.lineage import Lineage
+from infra.lineage.runs import Run
 from infra.services.progress import report
 from infra.services.runs import Refused, RunKey, claim, keep_outcome
 from infra.store.refs import ArtifactRef
@@ -17,9 +22,11 @@ from tasks.release.steps import (
     gather_evidence,
     judge_by_gates,
     keep_record,
+    mark_judged,
     refuse,
     register,
     serve_release,
+    still_missing,
 )
 from tasks.release.text import markdown, rows
 
@@ -49,29 +56,49 @@ def release(
     target: str | None = None,
     drafter: str | None = None,
     quant: str | None = None,
+    if_complete: bool = False,
 ) -> ReleaseOutcome:
     """Release a target with its drafter and quant as far as the gates let them, or refuse it.
 
     target, drafter, quant: labels such as `smol/2`, in place of what `config.release` names.
+    if_complete: end at once, without a release, while a part that `config.release` wants is not measured, or when these
+    parts were judged before. Triggers say so: the last part to be measured starts the release.
     run, parent_run: the run that this is a phase of, and its MLflow run. Without them a refusal raises Refused.
     """
     name = config.target.name
-    with claim("release", config, run) as key, Lineage().run(key, "release", parent_run, model=name) as mlflow_run:
+    lineage, by = Lineage(), "loop" if run else "release"
+    if if_complete and (missing := still_missing(name, config.release, target)):
+        return Completed(name="Waiting", message=missing)
+    with (
+        claim("release", config, run, target=target, drafter=drafter, quant=quant) as key,
+        lineage.run(key, "release", parent_run, model=name) as mlflow_run,
+    ):
         candidate = choose_candidate(name, config.release, target, drafter, quant, key)
         report(f"releasing {', '.join(v.label for v in candidate.versions)}")
         evidence = gather_evidence(candidate, key)
         judgement = judge_by_gates(candidate, evidence, config.release)
+        mark_judged(candidate, key)
         decision = judgement.decision
         released = candidate.kept(drafter=decision.drafter, quant=decision.quant)
 
         served = serve_release(released, config.engine, config.release, key) if decision.target else None
         record = keep_record(candidate, evidence, judgement, served)
-        if served:
-            version = register(released, judgement, record, config, mlflow_run.id)
+        approval = None
+        if served and config.release.approval == "person":
+            title = f"To be approved: {', '.join(v.label for v in released.versions)}"
+            page = tell(title, decision, judgement.verdicts, served.answers, mlflow_run)
+            approval = ask(key, page, config.release.approval_timeout_s)
+            decision = decision if approval.approved else decision.rejected(approval.text)
+            released = candidate.kept(drafter=decision.drafter, quant=decision.quant)
+        if decision.target:
+            version = register(released, judgement, record, config, mlflow_run.id, approval)
+            announce(lineage, PROMOTED, version, by=by)
             title = f"Released {version.label}: {', '.join(v.label for v in released.versions)}"
         else:
             version = None
-            refuse(candidate, judgement, record)
+            refuse(candidate, decision.refusal, record)
+            about = {"release": None, "reason": decision.refusal, "run": key}
+            emit(REFUSED, key, candidate.target, candidate.target.label, by, about)
             title = f"Refused {candidate.target.label}"
 
         outcome = ReleaseOutcome(
@@ -89,7 +116,7 @@ def release(
             served=served.answers if served else [],
             record=record,
         )
-        tell(title, outcome)
+        tell(title, decision, judgement.verdicts, outcome.served, mlflow_run)
         mlflow_run.set_tags(
             {f"{v.kind}_version": v.label for v in [*candidate.versions, *([version] if version else [])]}
         )
@@ -100,8 +127,12 @@ def release(
         return outcome
 
 
-def tell(title: str, outcome: ReleaseOutcome) -> None:
-    """Show the verdicts and answers on the run's page in Prefect."""
-    page = markdown(title, outcome.decision, outcome.verdicts, outcome.served)
-    create_table_artifact(key="gates", table=rows(outcome.verdicts), description=title)
+def tell(title: str, decision: Decision, verdicts: list[Verdict], answers: list[Answer], mlflow_run: Run) -> str:
+    """Show the verdicts and answers on the run's page in Prefect, and link the evidence; the page is given."""
+    page = markdown(title, decision, verdicts, answers)
+    create_table_artifact(key="gates", table=rows(verdicts), description=title)
     create_markdown_artifact(key="release", markdown=page)
+    if mlflow_run.url:
+        create_link_artifact(key="evidence", link=mlflow_run.url, link_text="The release's run in MLflow")
+        page += f"\n[The release's run in MLflow]({mlflow_run.url})\n"
+    return page

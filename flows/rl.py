@@ -5,6 +5,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.outcome import Outcome
 from infra.config.flows import RLFlowConfig
+from infra.lineage.announce import REGISTERED, announce
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
@@ -28,11 +29,13 @@ def rl(config: RLFlowConfig, run: RunKey | None = None, parent_run: str | None =
     name, lineage = config.target.name, Lineage()
     with claim("rl", config, run) as key, lineage.run(key, "rl", parent_run, model=name) as mlflow_run:
         base = choose_base(config.target, key)
+        announce(lineage, REGISTERED, base, by="source")
         trained = train(base.artifact, config, key, mlflow_run.id)
         artifact = keep_target(trained, base.artifact, key)
         target = lineage.register_target(name, artifact, parent=base, run_id=mlflow_run.id, config=config)
         evidence = write_evidence(trained, target, config)
-        lineage.attach_evidence(target, evidence)
+        target = lineage.attach_evidence(target, evidence)
+        announce(lineage, REGISTERED, target, by="rl" if run is None else "loop")
 
         outcome = RLOutcome(
             run=key,

@@ -109,6 +109,10 @@ class ReleaseConfig(Section):
     """Its quantized copy: a number, `latest`, or `none`."""
     gates: list[Gate] = DEFAULT_GATES
     """Rules the evidence must satisfy."""
+    approval: Literal["none", "person"] = "none"
+    """`person`: what the gates let pass waits until somebody has approved it, by `lockstep approve` or in Prefect."""
+    approval_timeout_s: float = Field(86400.0, gt=0)
+    """How long it waits, seconds; then the run ends without a release, and asks again when it is continued."""
     host: str = "127.0.0.1"
     """Address the released engine listens on."""
     port: int = Field(0, ge=0, le=65535)

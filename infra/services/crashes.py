@@ -1,5 +1,6 @@
 """Runs whose process is gone do not stay RUNNING."""
 
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from infra.services import environment, runs
@@ -9,9 +10,33 @@ environment.apply()
 from prefect.client.orchestration import SyncPrefectClient, get_client  # noqa: E402  (Prefect reads settings on import)
 from prefect.client.schemas import filters  # noqa: E402
 from prefect.exceptions import ObjectNotFound  # noqa: E402
+from prefect.runtime import flow_run  # noqa: E402
 from prefect.states import Crashed  # noqa: E402
 
+from infra.services.automations import RESUMED  # noqa: E402
+
 MESSAGE = "its process is gone; running it again continues it"
+RESUMES_PER_HOUR = 3  # by itself; what crashes again and again needs a person
+
+
+class CrashesAgain(RuntimeError):
+    """A run was continued by itself as often as it may be."""
+
+
+def give_up() -> None:
+    """Raises CrashesAgain when the flow run that this is called in was continued by itself too often: without an end,
+    it would crash until somebody looks. Outside a flow run nothing happens."""
+    if flow_run.id is None:
+        return
+    since = datetime.now(UTC) - timedelta(hours=1)
+    with get_client(sync_client=True) as client:
+        states = client.read_flow_run_states(UUID(flow_run.id))
+    times = sum(state.message == RESUMED and state.timestamp > since for state in states)
+    if times > RESUMES_PER_HOUR:
+        raise CrashesAgain(
+            f"it crashed {times} times within an hour and is not continued by itself any more: see its log for the "
+            f"cause; the same command continues it"
+        )
 
 
 def settle() -> list[str]:
@@ -29,7 +54,7 @@ def settle() -> list[str]:
 
 def _crash(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
     try:
-        flow_run = client.read_flow_run(flow_run_id)
+        found = client.read_flow_run(flow_run_id)
     except ObjectNotFound:
         return False  # another server's, or deleted there
     below = filters.FlowRunFilter(parent_flow_run_id=filters.FlowRunFilterParentFlowRunId(any_=[flow_run_id]))
@@ -39,7 +64,7 @@ def _crash(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
     for task in client.read_task_runs(task_run_filter=tasks):
         if task.state and not task.state.is_final():
             client.set_task_run_state(task.id, Crashed(message=MESSAGE), force=True)
-    if flow_run.state is None or flow_run.state.is_final():
+    if found.state is None or found.state.is_final():
         return False
     client.set_flow_run_state(flow_run_id, Crashed(message=MESSAGE), force=True)
     return True

@@ -6,26 +6,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 from infra.services import environment
 from infra.services.home import home
+from infra.services.standing import Standing
 from infra.services.supervise import ServiceError
 
 environment.apply()
 
-from prefect.automations import Automation, EventTrigger, Posture  # noqa: E402  (Prefect reads settings on import)
-from prefect.client.orchestration import get_client  # noqa: E402
-from prefect.client.schemas.actions import WorkPoolCreate  # noqa: E402
-from prefect.client.schemas.objects import StateType  # noqa: E402
-from prefect.events.actions import ChangeFlowRunState  # noqa: E402
+from prefect.client.orchestration import get_client  # noqa: E402  (Prefect reads its settings on import)
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate  # noqa: E402
 from prefect.exceptions import ObjectAlreadyExists  # noqa: E402
+
+from infra.services import automations  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL = "lockstep"
-CRASH_AUTOMATION = "lockstep: mark silent runs crashed"
-SILENT_S = 90  # three heartbeats
+AUTOMATED = "LOCKSTEP_AUTOMATED"  # in prefect.yaml: the target whose events start runs
 
 
 def prepare() -> None:
@@ -33,50 +31,49 @@ def prepare() -> None:
 
     One flow run at a time works on a machine: they would share its devices. The others wait in the queue.
     """
-    with get_client(sync_client=True) as client:
-        with contextlib.suppress(ObjectAlreadyExists):
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
-        if not client.read_automations_by_name(CRASH_AUTOMATION):
-            _crash_automation().create()
-
-
-def _crash_automation() -> Automation:
-    terminal = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
-    return Automation(
-        name=CRASH_AUTOMATION,
-        description=f"A run that sent heartbeats and has been silent for {SILENT_S} s has lost its process.",
-        trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *terminal},
-            match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=SILENT_S),
-        ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: its process is gone")],
-    )
+    with get_client(sync_client=True) as client, contextlib.suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
+    automations.mark_silent()
 
 
 def deploy(say: Callable[[str], None]) -> None:
     """Register the deployments of prefect.yaml unless this server has them from the same files.
 
+    What runs by itself is as `lockstep automate` was told last.
     Raises ServiceError when Prefect refuses one.
     """
     digest, stamp = _digest(), home() / "services" / "deployed"
     if stamp.is_file() and stamp.read_text() == digest and _deployed():
         return
     say("deploying the flows")
+    standing = Standing.read()
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=ROOT,
-        env={**os.environ, **environment.variables()},
+        env={**os.environ, **environment.variables(), AUTOMATED: standing.target if standing else ""},
         capture_output=True,
         text=True,
     )
     if done.returncode:
         raise ServiceError(f"the flows could not be deployed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+    if standing:
+        _stand(standing)
+    automations.resume_crashed(bool(standing and standing.resume))
     stamp.write_text(digest)
+
+
+def _stand(standing: Standing) -> None:
+    """Give the deployments the settings that scheduled and triggered runs use, and switch schedules on."""
+    with get_client(sync_client=True) as client:
+        for flow, config in standing.configs.items():
+            deployment = client.read_deployment_by_name(f"{flow}/{flow}")
+            wanted = DeploymentUpdate(
+                parameters={"config": config}, job_variables={"working_dir": str(standing.folder)}
+            )
+            client.update_deployment(deployment.id, wanted)
+            for schedule in client.read_deployment_schedules(deployment.id):
+                active = f"{flow}/{schedule.slug}" in standing.schedules
+                client.update_deployment_schedule(deployment.id, schedule.id, active=active)
 
 
 def worker_online(name: str) -> bool:
@@ -94,4 +91,6 @@ def _digest() -> str:
     digest = hashlib.sha256(os.environ["PREFECT_API_URL"].encode())
     for path in (ROOT / "prefect.yaml", *sorted(ROOT.glob("flows/*.py")), *sorted(ROOT.glob("infra/config/*.py"))):
         digest.update(path.read_bytes())
+    if Standing.path().is_file():
+        digest.update(Standing.path().read_bytes())
     return digest.hexdigest()

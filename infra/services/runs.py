@@ -70,6 +70,10 @@ def claim(flow: str, config: BaseModel, run: RunKey | None = None, **versions: s
         with of_target(config.target.name):
             yield run
         return
+    if "prefect" in sys.modules:
+        from infra.services import crashes
+
+        crashes.give_up()
     held, lock = _claim(flow, config, versions)
     status: Literal["finished", "refused"] | None = None
     try:

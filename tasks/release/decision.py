@@ -27,6 +27,11 @@ class Decision(BaseModel):
         """Why the release is refused, in one line."""
         return "; ".join(self.reasons)
 
+    def rejected(self, reason: str) -> "Decision":
+        """The same, refused by a person."""
+        nothing = dict(target=False, drafter=False, quant=False)
+        return self.model_copy(update={**nothing, "reasons": [reason]})
+
 
 def decide(verdicts: Sequence[Verdict], *, drafter: bool, quant: bool) -> Decision:
     """A failed target or safety gate refuses the release, a failed drafter or quant gate releases without that part.

@@ -1,5 +1,6 @@
 """The steps of a release. Arguments and results are JSON, so that a finished step is not done again."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -9,14 +10,18 @@ from infra.config.target import EngineConfig
 from infra.lineage.aliases import nominate, promote
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import Version
+from infra.services import runs
 from infra.services.prefect import durable
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
 from tasks.release.answers import Served
+from tasks.release.approval import Approval
 from tasks.release.candidate import PRODUCER, TABLE, Candidate, choose, gather
 from tasks.release.record import Judgement, judge_candidate, keep
 from tasks.release.serve import serve_and_ask, spec_of
+
+JUDGED = "lockstep.judged"  # tag of a target version: the run that judged it last, and its parts
 
 
 @durable(name="choose what is released", outlives_edits=True)
@@ -25,6 +30,29 @@ def choose_candidate(
 ) -> Candidate:
     """The versions that `config` means, or those given as labels. Kept with the run: aliases may move meanwhile."""
     return choose(Lineage(), name, target or config.target, drafter or config.drafter, quant or config.quant)
+
+
+def still_missing(name: str, config: ReleaseConfig, target: str | None) -> str:
+    """Why there is nothing to release, in one line: a part that `config` wants has not been measured yet, or the same
+    parts have been judged, or are being judged now. Empty when there is."""
+    lineage = Lineage()
+    candidate = choose(lineage, name, target or config.target, config.drafter, config.quant)
+    for kind, wanted, part in (
+        ("drafter", config.drafter, candidate.drafter),
+        ("quant", config.quant, candidate.quant),
+    ):
+        if wanted != "none" and (part is None or not part.evidence):
+            return f"{candidate.target.label} has no measured {kind} yet"
+    mark = json.loads(candidate.target.tags.get(JUDGED, "{}"))
+    if mark.get("parts") == _labels(candidate) and not _interrupted(mark["run"]):
+        return f"{', '.join(_labels(candidate))} were judged by {mark['run']}"
+    return ""
+
+
+def mark_judged(candidate: Candidate, run: str) -> None:
+    """Write on the target version which parts this run judges."""
+    mark = {"run": run, "parts": _labels(candidate)}
+    Lineage().tag(candidate.target, {JUDGED: json.dumps(mark)})
 
 
 @durable(name="gather evidence")
@@ -59,16 +87,21 @@ def keep_record(candidate: Candidate, table: ArtifactRef, judgement: Judgement, 
     return keep(open_store(), table, judgement, served, candidate)
 
 
-def refuse(candidate: Candidate, judgement: Judgement, record: ArtifactRef) -> None:
+def refuse(candidate: Candidate, refusal: str, record: ArtifactRef) -> None:
     """Write on the target version that it was refused, why, and where the record is."""
-    tags = {"lockstep.refused": judgement.decision.refusal, "lockstep.refusal": record.model_dump_json()}
+    tags = {"lockstep.refused": refusal, "lockstep.refusal": record.model_dump_json()}
     Lineage().tag(candidate.target, tags)
 
 
 def register(
-    released: Candidate, judgement: Judgement, record: ArtifactRef, config: ReleaseFlowConfig, mlflow_run: str
+    released: Candidate,
+    judgement: Judgement,
+    record: ArtifactRef,
+    config: ReleaseFlowConfig,
+    mlflow_run: str,
+    approval: Approval | None,
 ) -> Version:
-    """Register the release and make it the candidate, then the champion."""
+    """Register the release and make it the candidate, then the champion. approval: a person's, where one was asked."""
     lineage = Lineage()
     decision = judgement.decision
     release = lineage.register_release(
@@ -79,8 +112,25 @@ def register(
         quant=released.quant,
         run_id=mlflow_run,
         config=config,
-        tags={"lockstep.left_out": "; ".join(decision.reasons), "lockstep.warnings": "; ".join(decision.warnings)},
+        tags={
+            "lockstep.left_out": "; ".join(decision.reasons),
+            "lockstep.warnings": "; ".join(decision.warnings),
+            **({"lockstep.approval": approval.model_dump_json()} if approval else {}),
+        },
     )
     nominate(lineage, release)
     promote(lineage, release)
     return release
+
+
+def _labels(candidate: Candidate) -> list[str]:
+    return [version.label for version in candidate.versions]
+
+
+def _interrupted(run: str) -> bool:
+    """Whether this run of this machine waits to be continued."""
+    try:
+        found = runs.read(run)
+    except FileNotFoundError:
+        return False
+    return found.status == "open" and not runs.live(found)

@@ -1,0 +1,53 @@
+"""Wait until a person has approved or rejected a release."""
+
+from typing import Literal
+from uuid import uuid4
+
+from prefect import pause_flow_run
+from prefect.exceptions import FlowPauseTimeout
+from prefect.input import RunInput
+from pydantic import Field
+
+from infra.services.progress import report
+from infra.services.runs import RunKey
+from tasks.release.approval import Approval, keep_approval, kept_approval
+
+LOOK_EVERY_S = 2
+
+
+class NotApproved(RuntimeError):
+    """Nobody has decided about a release in time."""
+
+
+class Word(RunInput):
+    """The form on the paused run's page."""
+
+    decision: Literal["approve", "reject"] = Field(description="Whether the release may be promoted.")
+    name: str = Field(min_length=1, description="Who decides.")
+    reason: str = Field("", description="Why; kept with the release.")
+
+
+def ask(run: RunKey, page: str, timeout_s: float) -> Approval:
+    """A person's word on the release that `page` (Markdown) describes; the flow is paused until it is given.
+
+    What was said about this run before an interruption counts.
+    Raises NotApproved after `timeout_s` seconds; the run can then be continued, and asks again.
+    """
+    said = kept_approval(run)
+    if said is None:
+        report("waiting for a person: `lockstep approve` or `lockstep reject`, or Resume on this page")
+        form = Word.with_initial_data(description=page)
+        try:
+            # a key of its own: a run that was killed while it waited, and is retried, waits again
+            word = pause_flow_run(
+                wait_for_input=form, timeout=timeout_s, poll_interval=LOOK_EVERY_S, key=f"approval-{uuid4()}"
+            )
+        except FlowPauseTimeout:
+            raise NotApproved(
+                f"nobody has approved or rejected the release within {timeout_s:g} s (release.approval_timeout_s): "
+                f"run it again to ask again"
+            ) from None
+        said = Approval(decision=word.decision, name=word.name, reason=word.reason)
+        keep_approval(run, said)
+    report(said.text)
+    return said

@@ -1,0 +1,118 @@
+"""Automations in the Prefect server: what happens to runs that end badly, and who is told."""
+
+import os
+from datetime import timedelta
+from uuid import UUID
+
+from infra.services import environment
+
+environment.apply()
+
+from prefect.automations import Automation, EventTrigger, Posture  # noqa: E402  (Prefect reads settings on import)
+from prefect.blocks.webhook import Webhook  # noqa: E402
+from prefect.client.orchestration import get_client  # noqa: E402
+from prefect.client.schemas.objects import StateType  # noqa: E402
+from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, SendNotification  # noqa: E402
+from prefect.exceptions import ObjectNotFound  # noqa: E402
+
+MARK_SILENT = "lockstep: mark silent runs crashed"
+RESUME = "lockstep: continue crashed runs"
+TELL_OF_RUNS, TELL_OF_EVENTS = "lockstep: tell of runs that ended badly", "lockstep: tell of drift and refusals"
+SILENT_S = 90  # three heartbeats
+RESUMED = "continued by itself after a crash"  # message of the state that the automation sets
+
+NOTIFY_URL, NOTIFY_BLOCK = "LOCKSTEP_NOTIFY_URL", "LOCKSTEP_NOTIFY_BLOCK"
+BAD_ENDS = {"prefect.flow-run.Crashed", "prefect.flow-run.Failed"}
+BAD_NEWS = {"lockstep.drafter.drifted", "lockstep.release.refused"}
+OURS = {"prefect.resource.id": ["prefect.tag.lockstep"], "prefect.resource.role": "tag"}  # runs of deployments
+
+
+def mark_silent() -> None:
+    """A run that sent heartbeats and has fallen silent is marked crashed."""
+    terminal = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    _keep(
+        Automation(
+            name=MARK_SILENT,
+            description=f"A run that sent heartbeats and has been silent for {SILENT_S} s has lost its process.",
+            trigger=EventTrigger(
+                after={"prefect.flow-run.heartbeat"},
+                expect={"prefect.flow-run.heartbeat", *terminal},
+                match={"prefect.resource.id": ["prefect.flow-run.*"]},
+                for_each={"prefect.resource.id"},
+                posture=Posture.Proactive,
+                threshold=1,
+                within=timedelta(seconds=SILENT_S),
+            ),
+            actions=[ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: its process is gone")],
+        )
+    )
+
+
+def resume_crashed(on: bool) -> None:
+    """Whether a crashed run of a deployment is continued by itself, as by a click on Retry. `crashes.give_up` ends what
+    crashes again and again."""
+    _keep(
+        Automation(
+            name=RESUME,
+            description="A run whose process died goes on where it was. `lockstep automate --resume` switches it on.",
+            enabled=on,
+            trigger=EventTrigger(
+                expect={"prefect.flow-run.Crashed"},
+                match={"prefect.resource.id": ["prefect.flow-run.*"]},
+                match_related=OURS,
+                posture=Posture.Reactive,
+                threshold=1,
+                within=timedelta(0),
+            ),
+            actions=[ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message=RESUMED, force=True)],
+        )
+    )
+
+
+def notify() -> str:
+    """Tell somebody when a run fails or crashes, a drafter drifts or a release is refused: by the Prefect notification
+    block that LOCKSTEP_NOTIFY_BLOCK names (`slack-webhook/ops`), or by a JSON POST to LOCKSTEP_NOTIFY_URL, which
+    Prefect keeps as a secret. Nothing changes where neither is set. Says by which; never the URL.
+
+    Raises ValueError when the block does not exist.
+    """
+    action = _told()
+    if action is None:
+        return ""
+    for name, expected, related in ((TELL_OF_RUNS, BAD_ENDS, OURS), (TELL_OF_EVENTS, BAD_NEWS, {})):
+        trigger = EventTrigger(
+            expect=expected, match_related=related, posture=Posture.Reactive, threshold=1, within=timedelta(0)
+        )
+        _keep(Automation(name=name, trigger=trigger, actions=[action]))
+    return os.environ.get(NOTIFY_BLOCK) or f"the address in {NOTIFY_URL}"
+
+
+def _told() -> ActionTypes | None:
+    what, why = "{{ event.event }}: {{ event.resource.name }}", "{{ event.payload | tojson }}"
+    if named := os.environ.get(NOTIFY_BLOCK):
+        kind, _, name = named.partition("/")
+        with get_client(sync_client=True) as client:
+            try:
+                block = client.read_block_document_by_name(name, kind)
+            except ObjectNotFound:
+                raise ValueError(
+                    f"{NOTIFY_BLOCK}={named}: this Prefect server has no such block, make it there"
+                ) from None
+        return SendNotification(block_document_id=block.id, subject=what, body=why)
+    if url := os.environ.get(NOTIFY_URL):
+        block_id = Webhook(url=url).save("lockstep-notify", overwrite=True)
+        payload = (
+            '{"event": "{{ event.event }}", "about": "{{ event.resource.name }}", '
+            '"payload": {{ event.payload | tojson }}}'
+        )
+        return CallWebhook(block_document_id=UUID(str(block_id)), payload=payload)
+    return None
+
+
+def _keep(wanted: Automation) -> None:
+    """Make the automation, or make the one of that name what is wanted."""
+    with get_client(sync_client=True) as client:
+        for same in client.read_automations_by_name(wanted.name):
+            client.update_automation(same.id, wanted)
+            return
+    wanted.create()
