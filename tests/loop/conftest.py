@@ -22,7 +22,10 @@ def machine(tmp_path_factory) -> dict[str, str]:
         (home() / shared).mkdir(parents=True, exist_ok=True)
         (here / shared).symlink_to(home() / shared)
     usual = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "LOCKSTEP_"))}
-    return usual | {"LOCKSTEP_HOME": str(here), "PYTHONPATH": str(Path(__file__).parent)}
+    found = os.pathsep.join(
+        map(str, (Path(__file__).parent, Path(__file__).parents[2]))
+    )  # the demo flow, and this tree
+    return usual | {"LOCKSTEP_HOME": str(here), "PYTHONPATH": found}
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +55,24 @@ def prefect_api(services) -> str:
     """Address of the session's Prefect API."""
     record = json.loads((Path(services["LOCKSTEP_HOME"]) / "services/prefect.json").read_text())
     return f"{record['address']}/api"
+
+
+@pytest.fixture(scope="session")
+def deployed(services, prefect_api, tmp_path_factory) -> dict[str, str]:
+    """The services' environment, with the demo flow deployed as ours are."""
+    file = tmp_path_factory.mktemp("demo") / "prefect.yaml"
+    file.write_text(
+        "name: demo\npull: [{prefect.deployments.steps.set_working_directory: {directory: '.'}}]\n"
+        "deployments: [{name: demo, entrypoint: demo_flows.demo, tags: [lockstep], work_pool: {name: lockstep}}]\n"
+    )
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
+    done = subprocess.run(command, env=services | {"PREFECT_API_URL": prefect_api}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return services
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """The demo's folder, with the gate at which its second phase waits."""
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path

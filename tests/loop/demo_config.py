@@ -7,4 +7,5 @@ from infra.config.target import TargetConfig
 class DemoConfig(Section):
     target: TargetConfig = TargetConfig(name="demo")
     folder: str
-    """Files in it decide how the flow goes: it waits at `gate` (a FIFO), ends badly if `refuse` or `fail` exists."""
+    """Files in it decide how the flow goes: it waits at `gate` (a FIFO), for a person if `ask` exists, ends badly if
+    `refuse` or `fail` does."""

@@ -7,6 +7,7 @@ from demo_config import DemoConfig
 from prefect import flow
 from pydantic import BaseModel
 
+from flows.approval import ask
 from infra.services.prefect import durable
 from infra.services.progress import report
 from infra.services.runs import Refused, claim, keep_outcome
@@ -43,6 +44,9 @@ def phase(config: DemoConfig, run: str) -> list[Made]:
 def demo(config: DemoConfig, run: str | None = None) -> Made:
     with claim("demo", config, run) as key:
         parts = phase(config, run=key)
+        if (parts[0].where / "ask").exists():
+            said = ask(key, "# Shall it be?", timeout_s=600)
+            (parts[0].where / "said").write_text(said.text)
         made = Made(what=", ".join(part.what for part in parts), where=parts[0].where)
         keep_outcome(key, made)
         if (made.where / "refuse").exists():

@@ -1,77 +1,21 @@
 """Runs on a real Prefect server: followed, killed in both modes, marked crashed, continued with what is finished."""
 
+import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from demo_runs import at_the_gate, below, demo, flow_run, until
 
-SCRIPT = Path(__file__).with_name("demo.py")
+LOCKSTEP = Path(sys.executable).with_name("lockstep")
 MODES = pytest.mark.parametrize("mode", [[], ["--local"]], ids=["worker", "local"])
-
-
-@pytest.fixture(scope="module")
-def deployed(services, prefect_api, tmp_path_factory) -> dict[str, str]:
-    """The services' environment, with the demo flow deployed as ours are."""
-    file = tmp_path_factory.mktemp("demo") / "prefect.yaml"
-    file.write_text(
-        "name: demo\npull: [{prefect.deployments.steps.set_working_directory: {directory: '.'}}]\n"
-        "deployments: [{name: demo, entrypoint: demo_flows.demo, work_pool: {name: lockstep}}]\n"
-    )
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
-    done = subprocess.run(command, env=services | {"PREFECT_API_URL": prefect_api}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return services
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """The demo's folder, with the gate at which its second phase waits."""
-    os.mkfifo(tmp_path / "gate")
-    return tmp_path
-
-
-def demo(environment, folder, *options) -> subprocess.Popen:
-    command = [sys.executable, str(SCRIPT), str(folder), *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@contextmanager
-def at_the_gate(folder: Path) -> Iterator[int]:
-    """Waits until the second phase waits; inside, its process is known; after, the gate is open for good."""
-    with open(folder / "gate", "w"):
-        yield int((folder / "second.pid").read_text())
-        (folder / "gate").unlink()
-
-
-def flow_run(api: str, told: str) -> dict:
-    """The flow run whose page the command named."""
-    return httpx.get(f"{api}/flow_runs/{told.split('/runs/flow-run/')[1].split()[0]}").json()
-
-
-def below(api: str, run: dict) -> list[dict]:
-    """The flow runs that `run` called, and the task runs of all."""
-    wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [run["id"]]}}}
-    called = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
-    ids = [run["id"], *(c["id"] for c in called)]
-    return called + httpx.post(f"{api}/task_runs/filter", json={"flow_runs": {"id": {"any_": ids}}}).json()
-
-
-def until(condition: Callable[[], object], patience_s: float = 240.0) -> object:
-    """What `condition` gives once it is true."""
-    deadline = time.monotonic() + patience_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        threading.Event().wait(0.2)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +97,89 @@ def test_a_failed_flow_ends_with_one_line_and_can_be_abandoned(deployed, tmp_pat
         assert told.splitlines()[-1] == "the disk is full: free some"
         assert "Traceback" not in told + out
     assert len(set((tmp_path / "first.calls").read_text().split())) == 2
+
+
+@pytest.mark.parametrize("way", ["cli", "retry in the UI"])
+def test_a_run_that_was_killed_while_it_waited_for_a_person_asks_again(deployed, prefect_api, tmp_path, way):
+    (tmp_path / "ask").touch()
+    mode = ["--local"] if way == "cli" else []
+    victim = demo(deployed, tmp_path, *mode)
+    first = until(lambda: paused(prefect_api, tmp_path))
+    os.kill(int((tmp_path / "second.pid").read_text()), signal.SIGKILL)
+    _, told = victim.communicate()
+    if way == "cli":
+        again = demo(deployed, tmp_path, *mode)
+        waiting = until(lambda: (run := paused(prefect_api, tmp_path)) and run["id"] != first["id"] and run)
+        assert flow_run(prefect_api, told)["state_type"] == "CRASHED"
+    else:
+        until(lambda: flow_run(prefect_api, told)["state_type"] == "CRASHED")
+        retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}  # what the button sends
+        httpx.post(f"{prefect_api}/flow_runs/{first['id']}/set_state", json=retry).raise_for_status()
+        waiting = until(lambda: paused(prefect_api, tmp_path))
+    word = [LOCKSTEP, "approve", waiting["name"], "--name", "Ann", "--reason", "it pays"]
+    approved = subprocess.run(word, env=deployed, capture_output=True, text=True)
+    assert approved.returncode == 0, approved.stderr
+    if way == "cli":
+        assert again.communicate()[0]
+    done = until(lambda: (r := by_id(prefect_api, waiting["id"]))["state_type"] not in ("PAUSED", "RUNNING") and r)
+    assert done["state_type"] == "COMPLETED", done["state"]
+    assert (tmp_path / "said").read_text() == "approved by Ann: it pays"
+    assert len((tmp_path / "first.calls").read_text().split()) == 1
+
+
+def paused(api: str, folder: Path) -> dict | None:
+    """The run in `folder` that waits for a person."""
+    wanted = {"flow_runs": {"state": {"type": {"any_": ["PAUSED"]}}}}
+    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    return next((run for run in found if run["parameters"]["config"]["folder"] == str(folder)), None)
+
+
+def by_id(api: str, flow_run_id: str) -> dict:
+    return httpx.get(f"{api}/flow_runs/{flow_run_id}").json()
+
+
+@pytest.fixture
+def inbox() -> Iterator[tuple[str, list[dict]]]:
+    """An address that somebody listens at, and what was posted there."""
+    posted: list[dict] = []
+
+    class Inbox(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Inbox) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/s3cret-path", posted
+        server.shutdown()
+
+
+def test_a_crash_is_told_to_whom_it_concerns_and_the_run_goes_on_by_itself(deployed, prefect_api, folder, inbox):
+    address, posted = inbox
+    told = subprocess.run(
+        [LOCKSTEP, "automate", "--preset", "tiny", "--set", "target.name=nobody", "--resume"],
+        env=deployed | {"LOCKSTEP_NOTIFY_URL": address},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    try:
+        victim = demo(deployed, folder)
+        with at_the_gate(folder) as pid:
+            os.kill(pid, signal.SIGKILL)
+            _, said = victim.communicate()
+        done = until(lambda: (run := flow_run(prefect_api, said))["state_type"] == "COMPLETED" and run)
+        assert done["run_count"] == 2
+        assert len((folder / "first.calls").read_text().split()) == 1
+        until(lambda: any(news["about"] == done["name"] for news in posted))
+        assert {"prefect.flow-run.Crashed"} == {news["event"] for news in posted if news["about"] == done["name"]}
+        logs = Path(deployed["LOCKSTEP_HOME"]) / "logs"
+        assert not [path for path in logs.rglob("*.log") if "s3cret-path" in path.read_text(errors="replace")]
+        assert "s3cret-path" not in told.stdout + told.stderr
+    finally:
+        off = subprocess.run([LOCKSTEP, "automate", "--off"], env=deployed, capture_output=True, text=True)
+    assert off.returncode == 0, off.stderr
 
 
 def test_a_silent_run_is_marked_crashed_by_the_server_alone(silent, prefect_api):

@@ -1,0 +1,48 @@
+"""Runs of the demo flow, and what a Prefect server knows of them."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+SCRIPT = Path(__file__).with_name("demo.py")
+
+
+def demo(environment, folder, *options) -> subprocess.Popen:
+    command = [sys.executable, str(SCRIPT), str(folder), *options]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def at_the_gate(folder: Path) -> Iterator[int]:
+    """Waits until the second phase waits; inside, its process is known; after, the gate is open for good."""
+    with open(folder / "gate", "w"):
+        yield int((folder / "second.pid").read_text())
+        (folder / "gate").unlink()
+
+
+def flow_run(api: str, told: str) -> dict:
+    """The flow run whose page the command named."""
+    return httpx.get(f"{api}/flow_runs/{told.split('/runs/flow-run/')[1].split()[0]}").json()
+
+
+def below(api: str, run: dict) -> list[dict]:
+    """The flow runs that `run` called, and the task runs of all."""
+    wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [run["id"]]}}}
+    called = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    ids = [run["id"], *(c["id"] for c in called)]
+    return called + httpx.post(f"{api}/task_runs/filter", json={"flow_runs": {"id": {"any_": ids}}}).json()
+
+
+def until(condition: Callable[[], object], patience_s: float = 240.0) -> object:
+    """What `condition` gives once it is true."""
+    deadline = time.monotonic() + patience_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        threading.Event().wait(0.2)
+    return found
