@@ -40,11 +40,23 @@ def accelerated() -> bool:
 def hardware() -> str:
     """What engines run on, such as `1x NVIDIA H200` or `2x Intel(R) Xeon(R) Processor / 24 GiB`."""
     if accelerated():
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        names = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        names = _gpu_names()
         return ", ".join(f"{count}x {name.strip()}" for name, count in Counter(names).items())
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{len(os.sched_getaffinity(0))}x {_processor()} / {gib:.0f} GiB"
+
+
+def gpus() -> int:
+    """How many GPUs engines can run on here: none on CPU, or while no driver answers, which `lockstep doctor` explains."""
+    try:
+        return len(_gpu_names()) if accelerated() else 0
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+
+
+def _gpu_names() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _processor() -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from infra.engine.pin import gpus
 from infra.services import environment
 from infra.services.home import home
 from infra.services.standing import Standing
@@ -19,7 +20,7 @@ from prefect.client.orchestration import get_client  # noqa: E402  (Prefect read
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate  # noqa: E402
 from prefect.exceptions import ObjectAlreadyExists  # noqa: E402
 
-from infra.services import automations  # noqa: E402
+from infra.services import automations, pools  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL = "lockstep"
@@ -27,12 +28,14 @@ AUTOMATED = "LOCKSTEP_AUTOMATED"  # in prefect.yaml: the target whose events sta
 
 
 def prepare() -> None:
-    """Create the work pool and the automation that marks silent runs crashed, where missing.
+    """Create the work pool, the limits that guard GPUs, and the automation for silent runs, where missing.
 
     One flow run at a time works on a machine: they would share its devices. The others wait in the queue.
     """
-    with get_client(sync_client=True) as client, contextlib.suppress(ObjectAlreadyExists):
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
+    with get_client(sync_client=True) as client:
+        with contextlib.suppress(ObjectAlreadyExists):
+            client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
+        pools.guard(client, gpus())
     automations.mark_silent()
 
 

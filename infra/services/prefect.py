@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,18 @@ from prefect.cache_policies import CacheKeyFnPolicy  # noqa: E402
 from pydantic_core import to_jsonable_python  # noqa: E402
 
 from infra.services import durations, results  # noqa: E402
+from infra.services.pools import Pool, tags  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def durable(
-    fn: Callable | None = None, *, name: str | None = None, outlives_edits: bool = False, **options: Any
+    fn: Callable | None = None,
+    *,
+    name: str | None = None,
+    outlives_edits: bool = False,
+    pools: Sequence[Pool] = (),
+    **options: Any,
 ) -> Task | Callable[[Callable], Task]:
     """A Prefect task whose result is kept under `home()/results`. Called again with the same arguments and the same
     source code, in this run or a later one, it gives that result and shows as Cached.
@@ -31,15 +37,17 @@ def durable(
     dicts. Large data travels as an ArtifactRef or a path. What must not be shared between runs takes the run's key as
     an argument. The source code is that of every file in tasks/ and infra/, so an edit there runs everything anew.
     outlives_edits: the source code does not count: for choices that a resumed run must not make again.
+    pools: the GPUs it works on; one run at a time has each (`pools.py`).
     options: further arguments of `prefect.task`.
     Calling the task raises TypeError when an argument is not JSON.
     """
     if fn is None:
-        return functools.partial(durable, name=name, outlives_edits=outlives_edits, **options)
+        return functools.partial(durable, name=name, outlives_edits=outlives_edits, pools=pools, **options)
     name = name or fn.__name__.replace("_", " ")
     return task(
         durations.timed(name, fn),
         name=name,
+        tags=tags(*pools),
         persist_result=True,
         result_serializer="json",
         cache_policy=CacheKeyFnPolicy(cache_key_fn=functools.partial(_cache_key, name, outlives_edits)),

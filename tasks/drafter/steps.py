@@ -118,7 +118,7 @@ def gather_traffic(config: DrafterConfig, given: dict[str, list[Messages]], targ
     )
 
 
-@durable(name="answer prompts")
+@durable(name="answer prompts", pools=["engines"])
 def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig, run: str) -> Answers:
     """The target's answers to the training prompts, and its speed without speculation on the held-out ones."""
     spans = Spans()
@@ -140,7 +140,7 @@ def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig,
     return Answers(train=train, plain=plain, spans=spans.seconds)
 
 
-@durable(name="capture hidden states")
+@durable(name="capture hidden states", pools=["engines"])
 def capture_states(target: ArtifactRef, answers: list[Answered], config: DrafterFlowConfig, run: str) -> CapturedStates:
     """Hidden states of the answers in the store. What an interrupted attempt captured is kept."""
     spans, store = Spans(), open_store()
@@ -196,7 +196,7 @@ def trainer(config: DrafterFlowConfig) -> Iterator[None]:
         _trainer = None  # its last reference: the process ends
 
 
-@durable(name="train head")
+@durable(name="train head", pools=["trainer"])
 def train_head(
     target: ArtifactRef, states: ArtifactRef, previous: ArtifactRef | None, config: DrafterFlowConfig
 ) -> Trained:
@@ -233,7 +233,7 @@ def train_head(
         )
 
 
-@durable(name="measure drafter")
+@durable(name="measure drafter", pools=["engines"])
 def measure_drafter(
     target: Version,
     head: ArtifactRef,

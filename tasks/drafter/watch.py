@@ -129,7 +129,7 @@ def fits(drafter: ArtifactRef, target: ArtifactRef) -> str:
     return misfit(store.open(drafter), store.open(target))
 
 
-@durable(name="measure target")
+@durable(name="measure target", pools=["engines"])
 def measure_plain(target: Version, traffic: Traffic, config: DrafterFlowConfig) -> Measured:
     """The target's answers and speed without speculation on the held-out prompts."""
     spans = Spans()

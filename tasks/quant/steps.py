@@ -84,7 +84,7 @@ def check_scheme(config: TargetConfig, quantization: QuantizeConfig, dtype: str,
     return _checked(store.open(base_version(Lineage(), store, config).artifact), quantization, dtype)
 
 
-@durable(name="quantize weights")
+@durable(name="quantize weights", pools=["trainer"])
 def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) -> Made:
     """The quantized copy of `target` in the store.
 
@@ -102,7 +102,7 @@ def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) ->
     return Made(artifact=artifact, spans=spans.seconds)
 
 
-@durable(name="look at base")
+@durable(name="look at base", pools=["engines"])
 def look_at_base(
     target: Version, drafter: Version | None, prompts: Prompts, config: QuantizeFlowConfig, run: str
 ) -> Made:
@@ -112,13 +112,13 @@ def look_at_base(
     return _look(target, prompts, None, config, view.known(map(open_store().open, tables), prompts, config))
 
 
-@durable(name="look at quant")
+@durable(name="look at quant", pools=["engines"])
 def look_at_quant(quant: Version, prompts: Prompts, base: ArtifactRef, config: QuantizeFlowConfig, run: str) -> Made:
     """The same of the quant, on the answers of the base that `look_at_base` kept."""
     return _look(quant, prompts, base, config, view.Known())
 
 
-@durable(name="try drafter on quant")
+@durable(name="try drafter on quant", pools=["engines"])
 def try_drafter(quant: Version, drafter: Version, prompts: Prompts, config: QuantizeFlowConfig, run: str) -> Tried:
     """Acceptance and speed of the target's drafter when it proposes for the quant."""
     store, spans = open_store(), Spans()

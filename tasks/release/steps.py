@@ -71,7 +71,7 @@ def judge_by_gates(candidate: Candidate, table: ArtifactRef, config: ReleaseConf
     return judge_candidate(candidate, config.gates, evidence.read(open_store().open(table) / TABLE))
 
 
-@durable(name="serve and ask")
+@durable(name="serve and ask", pools=["engines"])
 def serve_release(released: Candidate, engine: EngineConfig, config: ReleaseConfig, run: str) -> Served:
     """What the released combination answers, served by one engine as its users will meet it."""
     store = open_store()

@@ -36,7 +36,7 @@ def choose_base(config: TargetConfig, run: str) -> Version:
     return base_version(Lineage(), open_store(), config)
 
 
-@durable(name="train the policy")
+@durable(name="train the policy", pools=["engines", "trainer"])
 def train(base: ArtifactRef, config: RLFlowConfig, run: str, mlflow_run_id: str) -> RLResult:
     """`train_policy` from the model `base` in the run's own folder. Each step's figures go to MLflow as it ends."""
     lineage = Lineage()
