@@ -47,7 +47,7 @@ def hardware() -> str:
 
 
 def gpus() -> int:
-    """How many GPUs engines can run on here: none on CPU, or while no driver answers, which `lockstep doctor` explains."""
+    """How many GPUs engines can run on here: none on CPU, nor while no driver answers; `lockstep doctor` says why."""
     try:
         return len(_gpu_names()) if accelerated() else 0
     except (OSError, subprocess.CalledProcessError):

@@ -41,6 +41,15 @@ def test_another_configuration_or_flow_is_another_run():
         assert len({first, other, drafter}) == 3
 
 
+def test_a_trigger_for_another_version_is_another_run():
+    with pytest.raises(ZeroDivisionError), claim("drafter", CONFIG, target="smol/2") as first:
+        raise ZeroDivisionError
+    with claim("drafter", CONFIG, target="smol/3") as other, claim("drafter", CONFIG) as newest:
+        assert len({first, other, newest}) == 3
+    with claim("drafter", CONFIG, target="smol/2", quant=None) as again:
+        assert again == first
+
+
 def test_two_live_runs_of_one_configuration_have_two_keys():
     with claim("rl", CONFIG) as first, claim("rl", CONFIG) as second:
         assert first != second
