@@ -15,7 +15,7 @@ from prefect import Task, task  # noqa: E402  (Prefect reads its settings when i
 from prefect.cache_policies import CacheKeyFnPolicy  # noqa: E402
 from pydantic_core import to_jsonable_python  # noqa: E402
 
-from infra.services import durations, results  # noqa: E402
+from infra.services import durations, results, retries  # noqa: E402
 from infra.services.pools import Pool, tags  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,8 @@ def durable(
     """A Prefect task whose result is kept under `home()/results`. Called again with the same arguments and the same
     source code, in this run or a later one, it gives that result and shows as Cached.
 
-    Used as `@durable` or `@durable(name="train policy", retries=1)`; plain and async functions alike.
+    Used as `@durable` or `@durable(name="train policy", pools=["trainer"])`; plain and async functions alike.
+    Tried again after a while where that can help (`retries.py`), else it fails at once.
     Arguments and result must be JSON: pydantic models (of importable classes), paths, dates, numbers, strings, lists,
     dicts. Large data travels as an ArtifactRef or a path. What must not be shared between runs takes the run's key as
     an argument. The source code is that of every file in tasks/ and infra/, so an edit there runs everything anew.
@@ -48,6 +49,9 @@ def durable(
         durations.timed(name, fn),
         name=name,
         tags=tags(*pools),
+        retries=len(retries.AFTER_S),
+        retry_delay_seconds=retries.AFTER_S,
+        retry_condition_fn=retries.may_help,
         persist_result=True,
         result_serializer="json",
         cache_policy=CacheKeyFnPolicy(cache_key_fn=functools.partial(_cache_key, name, outlives_edits)),
