@@ -75,6 +75,7 @@ def steps() -> pd.DataFrame:
         {
             "step": [1, 2, 3],
             "reward_mean": [0.156, 0.219, 0.203],
+            "eval_reward_products": [float("nan"), 0.2, float("nan")],
             "k1": [1e-7, 3e-7, -1e-7],
             "k3": [2.1e-10, 3.4e-10, 2.8e-10],
             "max_ratio": [1.00002, 1.00005, 1.00003],
@@ -108,9 +109,23 @@ def rollouts() -> list[dict]:
                         "num_tokens": draw.randint(4, 16),
                         "weight_version": [[f"v{step}", 0, 16]],
                         "finish_reason": "stop",
+                        "turns": 1,
+                        "error": "",
                     }
                 )
     return made
+
+
+def timeline() -> pd.DataFrame:
+    """Three steps of two engines that sample while the trainer works, each with a pause for new weights."""
+    rows = []
+    for step in range(3):
+        start = 9.0 * step
+        rows += [("trainer", "train", start + 5, start + 8), ("trainer", "sync", start + 8, start + 8.4)]
+        rows += [("trainer", "checkpoint", start + 8.4, start + 9)]
+        for engine, end in (("engine 1", 5.0), ("engine 2", 7.2)):
+            rows += [(engine, "rollout", start, start + end), (engine, "sync", start + 8.2, start + 8.5)]
+    return pd.DataFrame(rows, columns=["worker", "kind", "start_s", "end_s"])
 
 
 def drafter_curve() -> pd.DataFrame:
@@ -135,7 +150,7 @@ def gates() -> list[GateVerdict]:
 
 
 def measured(**changes) -> Measured:
-    given = dict(evidence=table(), steps=steps(), rollouts=rollouts(), curve=drafter_curve())
+    given = dict(evidence=table(), steps=steps(), timeline=timeline(), rollouts=rollouts(), curve=drafter_curve())
     return Measured(**(given | changes))
 
 

@@ -26,12 +26,12 @@ def scale(
     if before is None:
         print(f"the run has no engines yet: it starts with {count}")
         return
-    told = before["line"]
+    told = len(before["lines"])
     while wait:
         state = control.state()
-        if state["line"] != told:
-            told = state["line"]
-            print(told)
+        for line in state["lines"][told:]:
+            print(line)
+        told = max(told, len(state["lines"]))
         if state["wanted"] == count and state["refused"]:
             raise Stop(f"the run keeps {state['serving']} engines: {state['refused']}")
         if (state["wanted"], state["serving"], state["draining"]) == (count, count, 0):

@@ -24,7 +24,7 @@ class Control:
         return int(path.read_text()) if path.is_file() else None
 
     def tell(self, state: dict[str, Any]) -> None:
-        """Say what the run has: `wanted`, `serving`, `draining`; `line`, what happened last; `refused`, why no more
+        """Say what the run has: `wanted`, `serving`, `draining`; `lines`, what has happened; `refused`, why no more
         engines are started."""
         _write(self._folder / _STATE, json.dumps(state))
 

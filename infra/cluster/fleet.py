@@ -111,8 +111,11 @@ class Fleet:
                     await asyncio.wait({doing, engine.lost}, return_when=asyncio.FIRST_COMPLETED)
                     if doing.done():
                         return doing.result()
-                except EngineGone as error:
-                    await self._lose(engine, str(error))
+                except EngineError as error:
+                    if not await self._answers(engine):
+                        await self._lose(engine, str(error))
+                    elif not isinstance(error, EngineGone):  # it refuses; a connection that broke is tried again
+                        raise
                 finally:
                     doing.cancel()
             self.retried += 1
@@ -177,6 +180,7 @@ class Fleet:
             self._failures += 1
             if isinstance(error, PlacementError) or self._failures >= _FAILED_STARTS or not self._count:
                 self.refused = error
+            self._joining.discard(asyncio.current_task())  # before those who wait for it look again
             self._told(f"an engine could not join: {error}")
             async with self._changed:
                 self._changed.notify_all()
@@ -255,6 +259,8 @@ class Fleet:
 
     async def _probe(self, engine: Engine) -> None:
         try:
+            if not await asyncio.wait_for(engine.client.is_healthy(), self._probe_s):
+                raise EngineGone("its server says that the engine behind it has died")
             samples = await asyncio.wait_for(engine.client.metrics(), self._probe_s)
         except EngineGone as error:
             await self._lose(engine, str(error))
@@ -272,7 +278,6 @@ class Fleet:
 
     async def _answers(self, engine: Engine) -> bool:
         try:
-            await asyncio.wait_for(engine.client.metrics(), self._probe_s)
+            return await asyncio.wait_for(engine.client.is_healthy(), self._probe_s)
         except (TimeoutError, EngineError):
             return False
-        return True

@@ -142,6 +142,12 @@ class EngineClient:
         """The engine's Prometheus samples: name, with labels in braces where they tell samples apart, to value."""
         return parse(await self._send("GET", "/metrics"))
 
+    async def is_healthy(self) -> bool:
+        """Whether the engine behind the server works, as far as the server knows."""
+        with _telling_where(self.handle.url):
+            async with self._session.get("/health") as response:
+                return response.status == 200
+
     async def speculation(self) -> SpeculationCounters:
         """Drafts and acceptances so far; zeros without speculation."""
         samples = await self.metrics()

@@ -10,8 +10,8 @@ def groups(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """At most SHOWN rollouts, taken evenly over the groups, in groups of one prompt of one step.
 
     rollouts: `step`, `environment`, `prompt`, `answer`, `reward`, `advantage`, `num_tokens`, `weight_version`
-    (a label, or spans of (label, first token, end token)) and, where there is one, `expected`. A reward is None where
-    the scorer failed, an advantage where the rollout was not trained on.
+    (a label, or spans of (label, first token, end token)) and, where there is one, `expected`, `turns`, `finish_reason`
+    and `error`. A reward is None where the scorer failed, an advantage where the rollout was not trained on.
     """
     by_prompt: dict[tuple, list[dict[str, Any]]] = {}
     for r in rollouts:

@@ -37,6 +37,7 @@ class RolloutEngines:
         updating: Callable[[Engine], AbstractContextManager],
     ):
         self._config, self._control, self._updating = config, Control(folder), updating
+        self._lines: list[str] = []
         self._published: Published | None = None
         spec = EngineSpec(model=base, role=Role.rollout, config=config.engine, seed=config.rl.seed)
         self.fleet = Fleet(
@@ -77,11 +78,16 @@ class RolloutEngines:
 
     def _tell(self, line: str) -> None:
         report(line)
+        self._lines.append(line)
         draining = sum(engine.draining for engine in self.fleet.engines)
-        serving = len(self.fleet.engines) - draining
-        refused = str(self.fleet.refused) if self.fleet.refused else None
         self._control.tell(
-            {"wanted": self.fleet.wanted, "serving": serving, "draining": draining, "line": line, "refused": refused}
+            {
+                "wanted": self.fleet.wanted,
+                "serving": len(self.fleet.engines) - draining,
+                "draining": draining,
+                "refused": str(self.fleet.refused) if self.fleet.refused else None,
+                "lines": self._lines,
+            }
         )
 
     async def _obey(self) -> None:

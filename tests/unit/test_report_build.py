@@ -51,10 +51,15 @@ class Balance(HTMLParser):
 def test_every_measured_thing_has_its_picture(full):
     found = figures((full / "index.html").read_text())
     assert found == [
-        "lineage", "time", "reward", "lengths", "tasks", "mismatch-k3", "mismatch-ratio", "mismatch-ess",
+        "lineage", "time", "reward", "timeline", "lengths", "tasks", "mismatch-k3", "mismatch-ratio", "mismatch-ess",
         "drafter-loss", "drafter-held-out", "acceptance-length", "acceptance-chat", "acceptance-code",
         "acceptance-maths", "quant-kl", "quant-flips", "quant-perplexity", "quant-tasks",
     ]  # fmt: skip
+
+
+def test_workers_are_idle_where_nothing_is_drawn(full):
+    """Of 27 s: the trainer works 3 x 4, engine 1 3 x 5.3, engine 2 3 x 7.5."""
+    assert "Idle in what is shown: trainer 56%, engine 1 41%, engine 2 17%." in (full / "index.html").read_text()
 
 
 def test_the_page_asks_nobody_for_anything(full):

@@ -39,6 +39,9 @@ def reward(steps: pd.DataFrame, held_out: dict[str, Comparison]) -> Figure:
             if estimate.low is not None and estimate.high is not None:
                 plot.span((x, estimate.low), (x, estimate.high), cls)
             plot.dot(x, estimate.value, cls, f"{name} held out, {side}: {interval(estimate)}, n={estimate.n}")
+        if (column := f"eval_reward_{name}") in steps:
+            for row in steps[steps[column].notna()][["step", column]].itertuples(index=False):
+                plot.dot(int(row[0]), float(row[1]), cls, f"{name} held out, step {row[0]:.0f}: {number(row[1])}")
     legend = [("c1", "training rollouts")]
     legend += [(ENVIRONMENT_CLASSES[i % 4], f"held out: {name or 'all'}") for i, name in enumerate(held_out)]
     return Figure("reward", "Reward by step", plot.svg(), _changes(held_out), legend)

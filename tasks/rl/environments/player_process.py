@@ -37,7 +37,7 @@ class Player:
         self._room, self._timeout_s, self._model = hello["room"], hello["timeout_s"], hello["model"]
         self._sources = {c.title: Verifiers(c, 0) for c in CONFIGS.validate_python(hello["environments"])}
         self._environments: dict[str, Any] = {}
-        self._engines: dict[str, EngineClient] = {}
+        self._engines: dict[EngineHandle, EngineClient] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Player":
@@ -111,11 +111,11 @@ class Player:
         }
 
     async def _engine(self, handle: EngineHandle) -> EngineClient:
-        if handle.url not in self._engines:
+        if handle not in self._engines:
             client = EngineClient(handle)
-            self._engines[handle.url] = client
+            self._engines[handle] = client
             await self._stack.enter_async_context(client)
-        return self._engines[handle.url]
+        return self._engines[handle]
 
 
 async def _serve() -> None:
