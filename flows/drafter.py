@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from flows.outcome import Outcome
+from flows.outcome import Outcome, run_name
 from flows.traffic import traffic
 from infra.config.flows import DrafterFlowConfig
 from infra.lineage.announce import MEASURED, announce
@@ -37,7 +37,7 @@ class DrafterOutcome(Outcome):
     acceptance: dict[str, float]
 
 
-@flow(name="drafter")
+@flow(name="drafter", flow_run_name=run_name)
 def drafter(
     config: DrafterFlowConfig,
     run: RunKey | None = None,

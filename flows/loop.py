@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from prefect import flow
 
 from flows.drafter import drafter
+from flows.outcome import run_name
 from flows.quantize import quantize
 from flows.release import release
 from flows.reporting import publish
@@ -23,7 +24,7 @@ from infra.services.runs import Refused, RunKey, claim, keep_outcome
 from tasks.report.summary import LoopSummary, Phase
 
 
-@flow(name="loop")
+@flow(name="loop", flow_run_name=run_name)
 def loop(config: LoopConfig, run: RunKey | None = None) -> LoopSummary:
     """One trip: rl -> drafter -> quantize -> release, then the report. Interrupted, it goes on where it was.
 

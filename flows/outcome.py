@@ -1,5 +1,6 @@
-"""What a flow hands back."""
+"""What a flow hands back, and what its run is called."""
 
+from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
 from infra.store.refs import ArtifactRef
@@ -20,3 +21,11 @@ class Outcome(BaseModel):
     mlflow_run_id: str
     spans: dict[str, float]
     evidence: ArtifactRef
+
+
+def run_name() -> str:
+    """The name of a run in Prefect: its flow and what it is about, such as `release smol/2`, or `rl smol`."""
+    given = flow_run.parameters
+    config = given["config"]  # of a submitted run it is JSON, as it was sent
+    name = config["target"]["name"] if isinstance(config, dict) else config.target.name
+    return f"{flow_run.flow_name} {given.get('target') or name}"

@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from flows.outcome import Outcome
+from flows.outcome import Outcome, run_name
 from flows.traffic import traffic
 from infra.config.flows import QuantizeFlowConfig
 from infra.lineage.announce import MEASURED, announce
@@ -32,7 +32,7 @@ class QuantizeOutcome(Outcome):
     drafter: str | None
 
 
-@flow(name="quantize")
+@flow(name="quantize", flow_run_name=run_name)
 def quantize(
     config: QuantizeFlowConfig,
     run: RunKey | None = None,

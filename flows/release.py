@@ -5,7 +5,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.states import Completed
 
 from flows.approval import ask
-from flows.outcome import Outcome
+from flows.outcome import Outcome, run_name
 from infra.config.flows import ReleaseFlowConfig
 from infra.lineage.announce import PROMOTED, REFUSED, announce
 from infra.lineage.announce import tell as emit
@@ -48,7 +48,7 @@ class ReleaseOutcome(Outcome):
     record: ArtifactRef
 
 
-@flow(name="release")
+@flow(name="release", flow_run_name=run_name)
 def release(
     config: ReleaseFlowConfig,
     run: RunKey | None = None,

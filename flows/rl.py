@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from flows.outcome import Outcome
+from flows.outcome import Outcome, run_name
 from infra.config.flows import RLFlowConfig
 from infra.lineage.announce import REGISTERED, announce
 from infra.lineage.lineage import Lineage
@@ -20,7 +20,7 @@ class RLOutcome(Outcome):
     parent: str
 
 
-@flow(name="rl")
+@flow(name="rl", flow_run_name=run_name)
 def rl(config: RLFlowConfig, run: RunKey | None = None, parent_run: str | None = None) -> RLOutcome:
     """Train the version that `config.target` names and register the result as the target's next version.
 

@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from flows.outcome import Outcome
+from flows.outcome import Outcome, run_name
 from flows.traffic import traffic
 from infra.config.flows import DrafterFlowConfig, WatchFlowConfig
 from infra.lineage.announce import DRIFTED, MEASURED, announce, tell
@@ -29,7 +29,7 @@ class WatchOutcome(Outcome):
     kept: str | None
 
 
-@flow(name="watch")
+@flow(name="watch", flow_run_name=run_name)
 def watch(
     config: WatchFlowConfig, run: RunKey | None = None, parent_run: str | None = None, target: str | None = None
 ) -> WatchOutcome:

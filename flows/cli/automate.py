@@ -96,7 +96,10 @@ def _say(run: str | None, decision: str, name: str | None, reason: str) -> None:
             f"no release waits for a person{f' under the name {run}' if run else ''}: `lockstep status` shows what runs"
         )
     if len(found) > 1:
-        raise Stop(f"several releases wait, name one: {', '.join(flow_run.name for flow_run in found)}", code=USAGE)
+        raise Stop(
+            f"several releases wait, name one: {', '.join(f'{flow_run.id} ({flow_run.name})' for flow_run in found)}",
+            code=USAGE,
+        )
     refused = answer(client, found[0], {"decision": decision, "name": name or getpass.getuser(), "reason": reason})
     if refused:
         raise Stop(f"{found[0].name} did not take it: {refused}", code=FAILED)
