@@ -111,7 +111,7 @@ def drafter(
         mlflow_run.set_tags({"target_version": outcome.target, "drafter_version": outcome.drafter})
         title = f"{outcome.drafter} for {outcome.target}"
         create_table_artifact(key="acceptance", table=records(table), description=title)
-        create_markdown_artifact(key="drafter", markdown=markdown(title, table))
+        create_markdown_artifact(key="drafter", markdown=markdown(title, table), description=title)
         report(title)
         if run is None:
             keep_outcome(key, outcome)

@@ -86,7 +86,7 @@ def quantize(
         mlflow_run.set_tags({"target_version": outcome.target, "quant_version": outcome.quant})
         title = f"{outcome.quant}: {outcome.scheme} of {outcome.target}"
         create_table_artifact(key="quant", table=records(table), description=title)
-        create_markdown_artifact(key="quantize", markdown=markdown(title, table))
+        create_markdown_artifact(key="quantize", markdown=markdown(title, table), description=title)
         report(title)
         if run is None:
             keep_outcome(key, outcome)

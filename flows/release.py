@@ -131,7 +131,7 @@ def tell(title: str, decision: Decision, verdicts: list[Verdict], answers: list[
     """Show the verdicts and answers on the run's page in Prefect, and link the evidence; the page is given."""
     page = markdown(title, decision, verdicts, answers)
     create_table_artifact(key="gates", table=rows(verdicts), description=title)
-    create_markdown_artifact(key="release", markdown=page)
+    create_markdown_artifact(key="release", markdown=page, description=title)
     if mlflow_run.url:
         create_link_artifact(key="evidence", link=mlflow_run.url, link_text="The release's run in MLflow")
         page += f"\n[The release's run in MLflow]({mlflow_run.url})\n"

@@ -49,7 +49,7 @@ def rl(config: RLFlowConfig, run: RunKey | None = None, parent_run: str | None =
         table, steps = read_evidence(evidence)
         title = f"{outcome.target}, trained from {outcome.parent}"
         create_table_artifact(key="rl-steps", table=step_records(steps), description=title)
-        create_markdown_artifact(key="rl", markdown=markdown(title, table))
+        create_markdown_artifact(key="rl", markdown=markdown(title, table), description=title)
         report(title)
         if run is None:
             keep_outcome(key, outcome)

@@ -121,7 +121,7 @@ def show(title: str, seen: Seen, mlflow_run: Run) -> None:
     seconds = sum(seen.spans.values())
     if seen.drift.now:
         create_table_artifact(key="drift", table=records(seen.drift), description=title)
-    create_markdown_artifact(key="watch", markdown=markdown(title, seen.drift, seconds))
+    create_markdown_artifact(key="watch", markdown=markdown(title, seen.drift, seconds), description=title)
     mlflow_run.log_metrics(metrics(seen.drift, seconds))
     report(f"{seen.drift.decision}: {seen.drift.reason}")
 
