@@ -99,12 +99,21 @@ class Session:
             return False
 
     def actor(
-        self, cls: type, *args: Any, cpus: float = 1, gpus: float = 0, threads: int | None = None, **kwargs: Any
+        self,
+        cls: type,
+        *args: Any,
+        cpus: float = 1,
+        gpus: float = 0,
+        threads: int | None = None,
+        aside: int = 0,
+        **kwargs: Any,
     ) -> Any:
         """An instance of `cls` in a process of its own: call `actor.method.remote(...)`, get results by `result`.
 
         cpus, gpus: devices held for it.
         threads: torch and OpenMP threads; as many as whole CPUs are reserved by default.
+        aside: calls made through `method.options(concurrency_group="aside")` that may run at once beside the others,
+            of which one runs at a time.
         It ends with this process's last reference to it, with the session, or with this process, and its devices are
         free again. It is never restarted here.
         Raises PlacementError when its devices cannot be had.
@@ -113,7 +122,8 @@ class Session:
         env = self._environment() | SLEEPING_THREADS | {"OMP_NUM_THREADS": str(threads or max(1, int(cpus)))}
         reserve = Resources(cpus, gpus)
         group = self._reserve(reserve)
-        remote = ray.remote(cls).options(runtime_env={"env_vars": env}, **_options(reserve, group))
+        remote = ray.remote(concurrency_groups={"aside": aside})(cls) if aside else ray.remote(cls)
+        remote = remote.options(runtime_env={"env_vars": env}, **_options(reserve, group))
         handle = remote.remote(*args, **kwargs)
         if group is not None:
             weakref.finalize(handle, self._free, group).atexit = False

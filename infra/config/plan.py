@@ -17,9 +17,9 @@ from infra.store.models import location
 GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PROMPT_TOKENS = 64  # of a typical prompt: only sizes estimates
-TRAINING_BYTES = 16  # per parameter: float32 weights, gradients and two AdamW moments
-CHECKPOINT_BYTES = 12  # per parameter: float32 weights and two moments
-LOGIT_COPIES = 3  # logits, their log-softmax and its gradient live at once
+WEIGHT_BYTES = 4  # per parameter, float32
+TRAINING_BYTES = 12  # per parameter that is trained: its gradient and two AdamW moments
+CHECKPOINT_BYTES = 12  # per parameter that is trained: weights and two moments, once in memory and once on disk
 # rounded up from resident memory seen on CPU, GiB: what a process holds beside weights and cache
 ENGINE_GIB, TRAINER_GIB, SERVICES_GIB = 1.6, 1.1, 1.6
 
@@ -154,11 +154,22 @@ def _memory(shape: Shape | None, config: FlowConfig) -> int | None:
     engine = int(ENGINE_GIB * GIB) + 2 * weights + int(config.engine.kv_cache_gib * GIB)
     trainer = 0
     if isinstance(config, RLFlowConfig | LoopConfig):
-        logits = config.rl.micro_batch_tokens * shape.vocab * 4 * LOGIT_COPIES
-        trainer = int(TRAINER_GIB * GIB) + shape.parameters * TRAINING_BYTES + logits
+        logits = 0 if config.rl.gradient_checkpointing else config.rl.micro_batch_tokens * shape.vocab * 4
+        models = 2 if config.rl.kl_coefficient and config.rl.lora is None else 1  # the reference beside the policy
+        trainer = config.cluster.trainer_ranks * (int(TRAINER_GIB * GIB) + logits)
+        trainer += models * shape.parameters * WEIGHT_BYTES
+        trainer += _trained(shape, config) * (TRAINING_BYTES + CHECKPOINT_BYTES)
     elif isinstance(config, DrafterFlowConfig | QuantizeFlowConfig):
         trainer = int(TRAINER_GIB * GIB) + 2 * weights
     return int(SERVICES_GIB * GIB) + config.cluster.engines * engine + trainer
+
+
+def _trained(shape: Shape, config: RLFlowConfig | LoopConfig) -> int:
+    """Parameters that the trainer changes; of adapters about as many as all layers of hidden size would have."""
+    if config.rl.lora is None:
+        return shape.parameters
+    per_layer = 7 * 2 * config.rl.lora.rank * 3 * shape.hidden  # seven projections, up to three times as wide
+    return min(shape.parameters, shape.layers * per_layer)
 
 
 def _disk(shape: Shape | None, config: FlowConfig, hidden_states: int) -> int | None:
@@ -167,7 +178,7 @@ def _disk(shape: Shape | None, config: FlowConfig, hidden_states: int) -> int | 
     weights = shape.parameters * 4
     total = hidden_states + weights  # version 1 as converted
     if isinstance(config, RLFlowConfig | LoopConfig):
-        total += weights + config.rl.keep_checkpoints * shape.parameters * CHECKPOINT_BYTES
+        total += weights + config.rl.keep_checkpoints * _trained(shape, config) * CHECKPOINT_BYTES
     if isinstance(config, LoopConfig | QuantizeFlowConfig):
         total += weights // 2
     return total

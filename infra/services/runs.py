@@ -135,9 +135,10 @@ def nobody_begins() -> Iterator[None]:
 
 def config_digest(flow: str, config: BaseModel, versions: Mapping[str, str | None] | None = None) -> str:
     """First 16 hex digits of the sha256 of the flow's name, the configuration and the given versions as canonical
-    JSON."""
+    JSON, without what says how a run may be resumed."""
     given = {name: label for name, label in (versions or {}).items() if label is not None}
-    canonical = json.dumps([flow, config.model_dump(mode="json"), *([given] if given else [])], sort_keys=True)
+    settings = config.model_dump(mode="json", exclude={"rl": {"resume_under_other_pins"}})
+    canonical = json.dumps([flow, settings, *([given] if given else [])], sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 

@@ -1,6 +1,11 @@
 """How far the engine's log-probs are from the trainer's: D = logp_old - logp_rollout, rho = exp(D), untruncated."""
 
+from typing import Literal
+
 import numpy as np
+
+from infra.config.rl import MismatchBounds
+from tasks.rl.errors import MismatchError
 
 MAX_LOG_RATIO = 20.0
 
@@ -33,3 +38,23 @@ def mismatch(log_ratio: np.ndarray, *, high: float, dropped: np.ndarray, num_non
         "prob_error": float(np.exp(np.abs(d)).mean()),
         "nonfinite": float(num_nonfinite),
     }
+
+
+def past(figures: dict[str, float], bounds: MismatchBounds, kind: Literal["warn", "stop"]) -> list[str]:
+    """Each figure that is past its bound of `kind`, in words."""
+    found = []
+    for name, low in (("k3", False), ("mean_abs", False), ("max_ratio", False), ("ess", True)):
+        bound = getattr(bounds, f"{kind}_{name}")
+        if bound is not None and (figures[name] < bound if low else figures[name] > bound):
+            side = "below" if low else "above"
+            found.append(f"{name} of {figures[name]:.3g} is {side} rl.mismatch.{kind}_{name}={bound:g}")
+    return found
+
+
+def check(figures: dict[str, float], bounds: MismatchBounds) -> None:
+    """Raises MismatchError when a figure of the step is past its bound that stops a run."""
+    if found := past(figures, bounds, "stop"):
+        raise MismatchError(
+            f"mismatch: {'; '.join(found)}: engine and trainer do not compute the same model, so the step was not "
+            f"trained on"
+        )

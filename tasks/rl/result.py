@@ -27,7 +27,8 @@ class RLResult(BaseModel):
     """model: folder of the trained target. tables: folder with `steps.parquet` (one row a step), `rollouts.jsonl` and
     `timeline.parquet` (what each worker did when; see `tasks/rl/timeline.py`).
     general_before, general_after: answers to the same general questions, of `general_digest`. spans: seconds by kind of
-    work. placement: of trainer and engines (`infra/cluster/placement.py`). engine, hardware: where it was measured."""
+    work. placement: of trainer and engines (`infra/cluster/placement.py`). resumes: where the run went on under other
+    pins, and which. engine, hardware: where it was measured."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,5 +40,6 @@ class RLResult(BaseModel):
     general_digest: str
     spans: dict[str, float]
     placement: str
+    resumes: list[str] = []
     engine: str
     hardware: str

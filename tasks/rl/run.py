@@ -13,7 +13,7 @@ from infra.cluster.session import session
 from infra.config.flows import RLFlowConfig
 from infra.config.rl import VerifiersEnvironment
 from infra.engine.load import LoadMeter
-from infra.engine.pin import engine_pin, hardware
+from infra.engine.pin import engine_pin, hardware, pins
 from infra.services.progress import report
 from infra.services.runs import config_digest
 from infra.services.spans import Spans
@@ -24,11 +24,13 @@ from tasks.rl.environments.base import Problem
 from tasks.rl.environments.chat import Chat
 from tasks.rl.environments.make import make
 from tasks.rl.environments.problems import Problems
-from tasks.rl.errors import MismatchError, TrainerError
+from tasks.rl.errors import MismatchError
 from tasks.rl.figures import credit, rollout_figures, to_batch, write_rollouts
 from tasks.rl.held_out import Examination, paired
 from tasks.rl.journal import Journal
+from tasks.rl.mismatch import past
 from tasks.rl.playing import Players
+from tasks.rl.remote import RemoteTrainer
 from tasks.rl.result import ROLLOUTS, STEPS, TIMELINE, RLResult
 from tasks.rl.rollout import Group, admit
 from tasks.rl.rounds import Rounds
@@ -36,7 +38,6 @@ from tasks.rl.sampler import Sampler
 from tasks.rl.scoring import ScorerPool
 from tasks.rl.text import step_line
 from tasks.rl.timeline import Timeline
-from tasks.rl.worker import TrainerWorker, done
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 
@@ -55,15 +56,17 @@ def train_policy(base: Path, config: RLFlowConfig, workdir: Path, *, on_step: On
 class _PolicyRun:
     def __init__(self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep):
         self.base, self.config, self.rl, self.workdir, self.on_step = base, config, config.rl, workdir, on_step
-        if config.cluster.trainer_ranks > 1:
-            raise TrainerError(
-                f"cluster.trainer_ranks={config.cluster.trainer_ranks}: the trainer is one process, set it to 1"
-            )
         self.environments = make(self.rl.environments, self.rl.seed)
         self.problems = Problems(self.rl.environments, self.environments, self.rl.held_out_share, self.rl.seed)
         self.examination = Examination(base, config, self.problems)
-        self.checkpoints = Checkpoints(workdir / "checkpoints", self.rl.keep_checkpoints)
-        self.digest = config_digest(f"rl {base}", config)
+        self.checkpoints = Checkpoints(
+            workdir / "checkpoints",
+            self.rl.keep_checkpoints,
+            config_digest(f"rl {base}", config),
+            pins(),
+            any_pins=self.rl.resume_under_other_pins,
+        )
+        self.resumes: list[str] = []
         self.spans = Spans()
         self.rows: list[dict[str, float]] = []
         self.timeline = Timeline()
@@ -72,19 +75,13 @@ class _PolicyRun:
     def train(self) -> RLResult:
         where = place(self.config.cluster, self.config.engine, session().resources())
         self.placement = where.mode
-        self.trainer = session().actor(
-            TrainerWorker,
-            self.base,
-            self.rl,
-            self.config.engine.dtype,
-            cpus=where.trainer.cpus,
-            gpus=where.trainer.gpus,
-            threads=where.trainer_threads,
+        # loads the model while the engines start
+        self.trainer = RemoteTrainer(
+            self.base, self.rl, self.config.engine.dtype, where, self.config.cluster.trainer_ranks
         )
-        ready = self.trainer.begin.remote()  # loads the model while the engines start
-        return asyncio.run(self._train(where.engine, ready))
+        return asyncio.run(self._train(where.engine))
 
-    async def _train(self, reserve: Resources, ready: Any) -> RLResult:
+    async def _train(self, reserve: Resources) -> RLResult:
         async with AsyncExitStack() as stack:
             self.engines = RolloutEngines(
                 self.base,
@@ -100,7 +97,7 @@ class _PolicyRun:
                 self.sampler = await self._sampler(stack)
                 await self.fleet.ready()
             with self.spans.measure("trainer"):
-                await done(ready)
+                await self.trainer.ready()
             rounds = Rounds(
                 self._group,
                 self.problems,
@@ -114,7 +111,7 @@ class _PolicyRun:
             with self.spans.measure("engine"):
                 before = await self.examination.first(self.sampler, self.fleet, self.workdir / "before.json")
             self.load = await stack.enter_async_context(LoadMeter(self.fleet.clients))
-            async with rounds:
+            async with rounds, self.checkpoints:
                 rounds.published(first)
                 for step in range(first, self.rl.steps):
                     await self._step(step, rounds)
@@ -154,17 +151,18 @@ class _PolicyRun:
     def _done(self) -> int:
         """The number of steps that the newest checkpoint holds."""
         latest = self.checkpoints.latest()
-        return self.checkpoints.state(latest, self.digest)["version"] if latest else 0
+        return self.checkpoints.state(latest)[0]["version"] if latest else 0
 
     async def _restore(self, rounds: Rounds) -> None:
         latest = self.checkpoints.latest()
         if latest is None:
             rounds.restore({"problems": self.problems.state(), "carried": []}, 0)
             return
-        state = self.checkpoints.state(latest, self.digest)
-        report(f"resuming from {latest.name}")
+        state, changed = self.checkpoints.state(latest)
+        self.resumes = state["resumes"] + [f"{latest.name}: {'; '.join(changed)}"] * bool(changed)
+        report(f"resuming from {latest.name}" + f" under other pins: {'; '.join(changed)}" * bool(changed))
         with self.spans.measure("trainer"):
-            await done(self.trainer.load.remote(latest))
+            await self.trainer.load(latest)
         rounds.restore(state["rounds"], state["version"])
         self.rows = state["rows"]
         for row in self.rows[-1:]:
@@ -186,6 +184,7 @@ class _PolicyRun:
 
     async def _step(self, step: int, rounds: Rounds) -> None:
         name, start = f"step {step + 1} of {self.rl.steps}", time.monotonic()
+        self.checkpoints.check()
         report(f"{name}: sampling {self.rl.prompts_per_step * self.rl.group_size} answers", step, self.rl.steps)
         with self.spans.measure("engine"):
             collected = await rounds.collect(step)
@@ -201,8 +200,9 @@ class _PolicyRun:
         )
         with self.spans.measure("trainer"), self.timeline.working("trainer", "train"):
             try:
-                row |= await done(self.trainer.step.remote(batch))
+                row |= await self.trainer.step(batch)
             except MismatchError as error:
+                await self.checkpoints.written()
                 latest = self.checkpoints.latest()
                 raise MismatchError(
                     f"step {step + 1}: {error}; the last good checkpoint is {latest or self.base}"
@@ -213,6 +213,7 @@ class _PolicyRun:
         rounds.published(step + 1)
         first, last = self.sampled.pop(step, (float("nan"), float("nan")))
         rollout_s, step_s = last - first, time.monotonic() - start
+        warnings = past(row, self.rl.mismatch, "warn")
         row |= {
             "rollout_s": rollout_s,
             "waited_for_rollouts_s": waited_s,
@@ -220,7 +221,7 @@ class _PolicyRun:
             "step_s": step_s,
             "engine_idle_share": max(0.0, 1 - row["engine_busy_s"] / step_s),
             "trainer_idle_share": (waited_s + row["sync_s"]) / step_s,
-            "mismatch_warning": float(row["k3"] > self.rl.mismatch.warn_k3),
+            "mismatch_warning": float(len(warnings)),
             "engines": float(len(self.fleet.engines)),
             "engines_lost": float(self.fleet.lost),
             "retried": float(self.fleet.retried),
@@ -230,8 +231,8 @@ class _PolicyRun:
         self.rows.append(row)
         report(f"{name}: {step_line(row)}", step + 1, self.rl.steps)
         write_rollouts(self._rollout_file(step), step + 1, collected, admitted, credits)
-        if row["mismatch_warning"]:
-            report(f"{name}: mismatch k3 of {row['k3']:.3g} exceeds rl.mismatch.warn_k3={self.rl.mismatch.warn_k3:g}")
+        if warnings:
+            report(f"{name}: mismatch: {'; '.join(warnings)}")
         if (step + 1) % self.rl.checkpoint_every == 0 or step + 1 == self.rl.steps:
             await self._checkpoint(step + 1, rounds)
         self.on_step(step + 1, row)
@@ -239,7 +240,7 @@ class _PolicyRun:
     async def _broadcast(self, version: int) -> dict[str, float]:
         async def publish() -> Published:
             with self.spans.measure("trainer"), self.timeline.working("trainer", "sync"):
-                return await done(self.trainer.publish.remote(version))
+                return await self.trainer.publish(version)
 
         start, trainer_s = time.monotonic(), self.spans.seconds["trainer"]
         published, synced = await self.engines.send(publish)
@@ -255,11 +256,11 @@ class _PolicyRun:
         }
 
     async def _checkpoint(self, version: int, rounds: Rounds) -> None:
-        state = {"version": version, "rounds": rounds.state(version), "rows": self.rows}
-        save, result = self.trainer.save.remote, session().result
+        state = {"version": version, "rounds": rounds.state(version), "rows": self.rows, "resumes": self.resumes}
         with self.spans.measure("trainer"), self.timeline.working("trainer", "checkpoint"):
-            await asyncio.to_thread(self.checkpoints.commit, version, lambda f: result(save(f)), state, self.digest)
-        rounds.forget(version)
+            await self.checkpoints.written()  # the next snapshot takes the place of the one that is written
+            await self.trainer.snapshot()
+        await self.checkpoints.commit(version, self.trainer.write, state, then=lambda: rounds.forget(version))
 
     async def _result(self, before: dict[str, Any], after: dict[str, Any]) -> RLResult:
         import pandas as pd
@@ -268,8 +269,8 @@ class _PolicyRun:
         shutil.rmtree(model, ignore_errors=True)  # of an attempt that was interrupted here
         report("writing the trained model")
         with self.spans.measure("trainer"):
-            await done(self.trainer.export.remote(model))
-            await done(self.trainer.close.remote())
+            await self.trainer.export(model)
+            await self.trainer.close()
         tables.mkdir(exist_ok=True)
         pd.DataFrame(self.rows).to_parquet(tables / STEPS, index=False)
         pd.DataFrame(self.timeline.rows).to_parquet(tables / TIMELINE, index=False)
@@ -284,6 +285,7 @@ class _PolicyRun:
             general_digest=self.examination.general_digest,
             spans=dict(self.spans.seconds),
             placement=self.placement,
+            resumes=self.resumes,
             engine=engine_pin(),
             hardware=hardware(),
         )

@@ -41,12 +41,15 @@ def train(base: ArtifactRef, config: RLFlowConfig, run: str, mlflow_run_id: str)
     """`train_policy` from the model `base` in the run's own folder. Each step's figures go to MLflow as it ends."""
     lineage = Lineage()
     tracking = Run(lineage.client, lineage.uri, lineage.experiment, mlflow_run_id)
-    return train_policy(
+    result = train_policy(
         open_store().open(base),
         config,
         _workdir(run),
         on_step=lambda step, figures: tracking.log_metrics(figures, step=step),
     )
+    if result.resumes:
+        tracking.set_tags({"resumed_under_other_pins": " | ".join(result.resumes)})
+    return result
 
 
 @durable(name="keep the trained target")

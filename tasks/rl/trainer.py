@@ -2,60 +2,75 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from infra.config.rl import RLConfig
+from tasks.rl.attention import Layout
 from tasks.rl.batch import TrainingBatch
 from tasks.rl.corrections import CORRECTIONS, Mismatch
-from tasks.rl.errors import MismatchError, TrainerError
+from tasks.rl.errors import TrainerError
 from tasks.rl.losses import LOSSES, Clip, Tokens, k3, summed
-from tasks.rl.mismatch import mismatch
-from tasks.rl.packing import MicroBatch, pack
+from tasks.rl.mismatch import check, mismatch
+from tasks.rl.packing import MicroBatch, pack, share
+from tasks.rl.policy import Policy
+from tasks.rl.ranks import Ranks
 
 
 @dataclass
 class _Sums:
-    """What the micro-batches of one update add up to."""
+    """What the micro-batches of one update add up to on this rank."""
 
     loss: float = 0.0
     kl: float = 0.0
     entropy: float = 0.0
     clipped: int = 0
-    lengths: list[torch.Tensor] | None = None
+    lengths: list[np.ndarray] = field(default_factory=list)
 
 
 class Trainer:
-    """A causal language model in float32 and AdamW.
+    """A policy and AdamW, with weights, moments and the sums of gradients in float32.
 
     model: folder in Hugging Face format, where the run starts. Log-probs are those of softmax(logits / temperature),
     the distribution that answers were sampled from.
-    Raises TrainerError for a model whose attention cannot be packed.
+    ranks: this trainer is one of so many, each in a process of its own, that are given the same batches and call the
+    same methods: weights are sharded over them, and the result is that of one.
+    Raises TrainerError for a model that cannot be trained here.
     """
 
-    def __init__(self, model: Path, config: RLConfig):
-        self.config = config
+    def __init__(self, model: Path, config: RLConfig, ranks: Ranks | None = None):
+        self.config, self.ranks = config, ranks or Ranks()
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(config.seed)
-        self.model = self._load(model)
-        self.reference = self._load(model).requires_grad_(False) if config.kl_coefficient else None
+        self.policy = self._load(model, config.lora is not None)
+        self.reference = None
+        if config.kl_coefficient and not config.lora:
+            self.reference = self._load(model, False).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+            self.policy.trained().values(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
         warmup = max(1, config.lr_warmup_steps)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / warmup))
 
-    def _load(self, folder: Path) -> torch.nn.Module:
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-        kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise TrainerError(f"{folder} has layers of type {sorted(kinds)}: only full attention can be trained here")
-        return model.to(self.device).eval()  # no dropout: the ratio of the first update is exactly one
+    def _load(self, folder: Path, adapted: bool) -> Policy:
+        config = self.config
+        policy = Policy(
+            folder,
+            lora=config.lora if adapted else None,
+            checkpointing=config.gradient_checkpointing,
+            float32_head=config.numerics == "matched",
+        ).to(self.device)
+        if self.ranks.world > 1 or config.trainer_dtype != "float32":
+            if not dist.is_initialized():
+                self.ranks.connect(dist.HashStore())  # alone in this process
+            policy.shard(self.ranks, self.device, getattr(torch, config.trainer_dtype))
+        return policy
 
     def step(self, batch: TrainingBatch) -> dict[str, float]:
         """Update the policy on `batch` and return the step's figures.
@@ -63,19 +78,20 @@ class Trainer:
         Figures: loss, kl (to the reference), grad_norm, lr, entropy (mean -logp, nats), share_clip (tokens whose
         gradient was cut by the clip), trainer_tokens (inputs computed), micro_batches, trainer_s, and those of
         `tasks.rl.mismatch`. loss, kl, grad_norm and share_clip are of the last update.
-        Raises MismatchError before any update when k3 exceeds `mismatch.stop_k3`, TrainerError when a gradient is not
-        finite.
+        Raises MismatchError before any update when a figure is past its bound in `mismatch`, TrainerError when a
+        gradient is not finite.
         """
         start = time.monotonic()
-        micro_batches = pack(batch.groups, self.config.micro_batch_tokens)
+        whole = pack(batch.groups, self.config.micro_batch_tokens, self.ranks.world)
+        micro_batches = share(whole, self.ranks.rank, self.ranks.world)
         old: list[torch.Tensor] = []
         figures: dict[str, float] = {}
         for _ in range(self.config.updates_per_step):
             self.optimizer.zero_grad(set_to_none=True)
-            first, sums = not old, _Sums(lengths=[])
+            first, sums = not old, _Sums()
             corrected: list[tuple[torch.Tensor, Tokens]] = []
             for number, micro in enumerate(micro_batches):
-                logp_N = self._logprobs(self.model, micro, batch.temperature)
+                logp_N = self._logprobs(self.policy, micro, batch.temperature)
                 if first:
                     old.append(logp_N.detach())
                 log_ratio_N, tokens = self._correct(micro, logp_N, old[number])
@@ -86,8 +102,8 @@ class Trainer:
             figures |= self._update(sums, batch)
         self.scheduler.step()
         return figures | {
-            "trainer_tokens": float(sum(len(m.input_T) for m in micro_batches)),
-            "micro_batches": float(len(micro_batches)),
+            "trainer_tokens": float(sum(len(m.input_T) for m in whole)),
+            "micro_batches": float(len(whole)),
             "trainer_s": time.monotonic() - start,
         }
 
@@ -96,29 +112,27 @@ class Trainer:
         out = [[np.zeros(0)] * len(group.answers) for group in batch.groups]
         for micro in pack(batch.groups, self.config.micro_batch_tokens):
             with torch.no_grad():
-                logp_N = self._logprobs(self.model, micro, batch.temperature).double().cpu().numpy()
+                logp_N = self._logprobs(self.policy, micro, batch.temperature).double().cpu().numpy()
             for sequence, (group, answer) in enumerate(micro.answers):
                 out[group][answer] = logp_N[micro.sequence_N == sequence]
         return out
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter under its Hugging Face name; one that is tied to another appears once."""
-        for name, weight in self.model.named_parameters():
-            yield name, weight.detach()
+        """`Policy.named_weights`."""
+        return self.policy.named_weights()
 
-    def _logprobs(self, model: torch.nn.Module, micro: MicroBatch, temperature: float) -> torch.Tensor:
-        """Log-probs of the sampled tokens [N]; logits are computed only where a token was sampled."""
-        row_N = self._tensor(micro.row_N)
-        logits_NV = model(
-            input_ids=self._tensor(micro.input_T)[None],
-            position_ids=self._tensor(micro.position_T)[None],
-            attention_mask=self._tensor(micro.mask())[None, None],
-            logits_to_keep=row_N,
-            use_cache=False,
-        ).logits[0]
-        logits_NV = logits_NV.float() / temperature
-        chosen_N = logits_NV.gather(1, self._tensor(micro.target_N)[:, None]).squeeze(1)
-        return chosen_N - logits_NV.logsumexp(dim=1)
+    def _logprobs(self, policy: Policy, micro: MicroBatch, temperature: float) -> torch.Tensor:
+        """Log-probs of the sampled tokens [N]."""
+        tensors = [self._tensor(array) for array in (micro.input_T, micro.position_T)]
+        layout = Layout(micro.layout, self.device)
+        return policy(*tensors, layout, self._tensor(micro.row_N), self._tensor(micro.target_N), temperature)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, micro: MicroBatch, temperature: float) -> torch.Tensor:
+        with ExitStack() as stack:
+            if self.reference is None:
+                stack.enter_context(self.policy.without_adapters())
+            return self._logprobs(self.policy if self.reference is None else self.reference, micro, temperature)
 
     def _correct(self, micro: MicroBatch, logp_N: torch.Tensor, old_N: torch.Tensor) -> tuple[torch.Tensor, Tokens]:
         """D per token (NaN where the engine's log-prob is not finite: such tokens take no part), and the tokens with
@@ -142,22 +156,21 @@ class Trainer:
         per_sequence_S = loss.aggregation(lengths_S, batch.longest).per_sequence_S
         value = summed(terms_N * tokens.weight_T, tokens, per_sequence_S)
         sums.loss += value.item()
-        if self.reference is not None:
-            with torch.no_grad():
-                reference_N = self._logprobs(self.reference, micro, batch.temperature)
+        if config.kl_coefficient:
+            reference_N = self._reference_logprobs(micro, batch.temperature)
             kl = summed(k3(tokens.logp_T, reference_N), tokens, per_sequence_S)
             sums.kl += kl.item()
             value = value + config.kl_coefficient * kl
         value.backward()
         sums.entropy -= tokens.sum(tokens.logp_T.detach()).sum().item()
         sums.clipped += int((clipped_N & tokens.kept_T).sum())
-        sums.lengths.append(lengths_S)
+        sums.lengths.append(lengths_S.cpu().numpy())
 
     def _mismatch(self, corrected: list[tuple[torch.Tensor, Tokens]]) -> dict[str, float]:
-        if not corrected:
-            return mismatch(np.zeros(0), high=1.0, dropped=np.zeros(0, bool), num_nonfinite=0)
-        log_ratio_N = torch.cat([ratio for ratio, _ in corrected]).cpu().numpy()
-        dropped_N = torch.cat([~tokens.kept_T | (tokens.weight_T == 0) for _, tokens in corrected]).cpu().numpy()
+        ratios = [ratio.cpu().numpy() for ratio, _ in corrected]
+        drops = [(~tokens.kept_T | (tokens.weight_T == 0)).cpu().numpy() for _, tokens in corrected]
+        log_ratio_N = self.ranks.gather(np.concatenate([np.zeros(0), *ratios]))
+        dropped_N = self.ranks.gather(np.concatenate([np.zeros(0, bool), *drops]))
         finite_N = np.isfinite(log_ratio_N)
         figures = mismatch(
             log_ratio_N[finite_N],
@@ -165,33 +178,34 @@ class Trainer:
             dropped=dropped_N[finite_N],
             num_nonfinite=int((~finite_N).sum()),
         )
-        bound = self.config.mismatch.stop_k3
-        if figures["k3"] > bound:
-            raise MismatchError(
-                f"mismatch k3 of {figures['k3']:.3g} nats per token exceeds rl.mismatch.stop_k3={bound:g}: engine and "
-                f"trainer do not compute the same model, so the step was not trained on"
-            )
+        check(figures, self.config.mismatch)
         return figures
 
     def _update(self, sums: _Sums, batch: TrainingBatch) -> dict[str, float]:
-        lengths_S = torch.cat(sums.lengths) if sums.lengths else torch.zeros(0)
+        lengths_S = torch.from_numpy(self.ranks.gather(np.concatenate([np.zeros(0), *sums.lengths])))
+        loss, kl, entropy, clipped = self.ranks.sum([sums.loss, sums.kl, sums.entropy, float(sums.clipped)])
         total = LOSSES[self.config.loss].aggregation(lengths_S, batch.longest).total
         num_tokens = max(1, int(lengths_S.sum()))
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        for gradient in gradients:
-            gradient.div_(total)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm).item()
+        parameters = list(self.policy.trained().values())
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(total / self.ranks.world)  # sharded gradients are means over ranks
+        norm = self._clip(parameters)
         if not np.isfinite(norm):
             raise TrainerError(f"the gradient's norm is {norm}: the step was not applied; lower rl.lr")
         self.optimizer.step()
         return {
-            "loss": sums.loss / total,
-            "kl": sums.kl / total,
+            "loss": loss / total,
+            "kl": kl / total,
             "grad_norm": norm,
             "lr": self.scheduler.get_last_lr()[0],
-            "entropy": sums.entropy / num_tokens,
-            "share_clip": sums.clipped / num_tokens,
+            "entropy": entropy / num_tokens,
+            "share_clip": clipped / num_tokens,
         }
+
+    def _clip(self, parameters: list[torch.nn.Parameter]) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

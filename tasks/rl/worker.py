@@ -1,48 +1,77 @@
-"""The trainer as a Ray actor: it holds the policy and sends its weights."""
+"""One rank of the trainer as a Ray actor: it holds its share of the policy, and the first sends the weights."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.config.rl import RLConfig
 from infra.transport.base import Published
-from tasks.rl.errors import TrainerError
 
 if TYPE_CHECKING:
     from tasks.rl.batch import TrainingBatch
 
 
 class TrainerWorker:
-    """One trainer. base: model folder where the run starts. engine_dtype: the engines' weight type.
+    """base: model folder where the run starts. engine_dtype: the engines' weight type. rank: of `world`, from 0.
 
-    `begin` comes first: only there is torch imported."""
+    `begin` comes first: only there is torch imported. Every method but `meet` and `write` is called on all ranks.
+    """
 
-    def __init__(self, base: Path, config: RLConfig, engine_dtype: str):
+    def __init__(self, base: Path, config: RLConfig, engine_dtype: str, rank: int, world: int):
         self._base, self._config, self._engine_dtype = base, config, engine_dtype
+        self._rank, self._world = rank, world
 
-    def begin(self) -> None:
-        """Load the model. Raises TrainerError when it cannot be trained."""
+    def meet(self) -> str:
+        """Where the other ranks find this one, the first: host and port."""
+        import ray
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return f"{host}:{self._store.port}"
+
+    def begin(self, meeting: str | None = None) -> None:
+        """Load the model, together with the other ranks where the first one has said where to meet.
+
+        Raises TrainerError when it cannot be trained."""
         from infra.transport.senders import make_sender
+        from tasks.rl.ranks import Ranks
         from tasks.rl.trainer import Trainer
 
-        self._trainer = Trainer(self._base, self._config)
-        self._sender = make_sender(self._config.transport, self._engine_dtype)
+        ranks = Ranks(self._rank, self._world)
+        if meeting is not None:
+            ranks.connect(self._store if self._rank == 0 else _store_at(meeting))
+        self._trainer = Trainer(self._base, self._config, ranks)
+        if self._rank == 0:
+            self._sender = make_sender(self._config.transport, self._engine_dtype)
 
     def step(self, batch: "TrainingBatch") -> dict[str, float]:
         """`Trainer.step`."""
         return self._trainer.step(batch)
 
-    def publish(self, version: int) -> Published:
-        """Offer the current weights to the engines as `version`."""
-        return self._sender.publish(version, self._trainer.named_weights())
+    def publish(self, version: int) -> Published | None:
+        """Offer the current weights to the engines as `version`. The first rank gathers and sends them."""
+        weights = self._trainer.named_weights()
+        if self._rank == 0:
+            return self._sender.publish(version, weights)
+        for _ in weights:
+            pass
+        return None
 
-    def save(self, folder: Path) -> None:
-        """Write the trainer's part of a checkpoint into `folder`."""
+    def snapshot(self) -> None:
+        """Copy the state for `write`."""
         from tasks.rl import trainer_state
 
-        trainer_state.save(self._trainer, folder)
+        self._snapshot = trainer_state.snapshot(self._trainer)
+
+    def write(self, folder: Path) -> None:
+        """Write the last snapshot, this rank's part of a checkpoint, into `folder`; training may go on meanwhile."""
+        from tasks.rl import trainer_state
+
+        snapshot, self._snapshot = self._snapshot, None
+        trainer_state.write(snapshot, folder)
 
     def load(self, folder: Path) -> None:
-        """Restore a checkpoint that `save` wrote."""
+        """Restore a checkpoint that `write` wrote."""
         from tasks.rl import trainer_state
 
         trainer_state.load(self._trainer, folder)
@@ -55,21 +84,12 @@ class TrainerWorker:
 
     def close(self) -> None:
         """Free what was published."""
-        self._sender.close()
+        if self._rank == 0:
+            self._sender.close()
 
 
-async def done(reference: Any) -> Any:
-    """The result of a remote call, or the worker's own exception without Ray's wrapping.
+def _store_at(meeting: str):
+    from torch.distributed import TCPStore
 
-    Raises TrainerError when the worker's process has died.
-    """
-    from ray.exceptions import RayActorError, RayTaskError
-
-    try:
-        return await reference
-    except RayTaskError as error:
-        raise error.cause from None
-    except RayActorError as error:
-        raise TrainerError(
-            "the trainer's process has died, for want of memory perhaps: run again to go on from the last checkpoint"
-        ) from error
+    host, _, port = meeting.rpartition(":")
+    return TCPStore(host, int(port), is_master=False)

@@ -109,11 +109,11 @@ def test_a_run_that_was_killed_ends_bit_for_bit_where_an_unbroken_one_ends(lette
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL, "".join(seen)
     committed = sorted(path.name for path in (broken / "checkpoints").glob("step-*"))
-    assert committed == ["step-000001", "step-000002"]
+    assert committed in (["step-000001"], ["step-000001", "step-000002"])  # the second may still be written
 
     told = []
     resumed = train_policy(model, config, broken, on_step=lambda step, figures: told.append(step))
-    assert told == [2, 3, 4]
+    assert told == list(range(len(committed), 5))
     expected, weights = (load_file(r.model / "model.safetensors") for r in (whole, resumed))
     assert expected.keys() == weights.keys()
     for name, weight in expected.items():

@@ -8,6 +8,7 @@ import pytest
 from infra.config.flows import LoopConfig, QuantizeFlowConfig, RLFlowConfig
 from infra.config.load import load
 from infra.config.plan import GIB, PlanError, make_plan
+from infra.config.rl import LoRA
 from infra.services import runs
 from infra.services.durations import measured
 
@@ -45,6 +46,17 @@ def test_a_flow_without_training_plans_no_sync(config):
     plan = make_plan("quantize", config.narrow(QuantizeFlowConfig))
     assert plan.syncs == 0
     assert plan.memory < make_plan("rl", config.narrow(RLFlowConfig)).memory
+
+
+def test_memory_and_disk_follow_how_it_is_trained(config):
+    def planned(**rl):
+        return make_plan("loop", config.model_copy(update={"rl": config.rl.model_copy(update=rl)}))
+
+    plain = planned()
+    assert planned(gradient_checkpointing=True).memory == plain.memory - config.rl.micro_batch_tokens * 1000 * 4
+    assert planned(kl_coefficient=0.1).memory == plain.memory + 64071 * 4
+    adapters = planned(lora=LoRA(rank=1))
+    assert adapters.memory < plain.memory and adapters.disk < plain.disk
 
 
 @pytest.mark.parametrize("what", ["memory", "disk"])

@@ -1,10 +1,15 @@
 """Checkpoints: a resumed trainer goes on bit for bit, and a commit is all or nothing."""
 
+import asyncio
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from infra.config.flows import RLFlowConfig
 from infra.config.rl import RLConfig
+from infra.services.runs import config_digest
 from tasks.rl import trainer_state
 from tasks.rl.batch import TrainingBatch, TrainingGroup
 from tasks.rl.checkpoint import CheckpointError, Checkpoints
@@ -48,7 +53,7 @@ def test_a_resumed_trainer_continues_bit_for_bit(model, tmp_path):
     for n in range(2):
         first.step(batch(n))
     random_state = torch.get_rng_state()
-    trainer_state.save(first, tmp_path)
+    trainer_state.write(trainer_state.snapshot(first), tmp_path)
     second = Trainer(model, settings)
     torch.manual_seed(99)
     trainer_state.load(second, tmp_path)
@@ -77,33 +82,88 @@ def test_an_exported_policy_is_a_model_folder_with_the_tokenizer(model, tmp_path
 
 def test_a_checkpoint_of_another_model_is_refused(model, tmp_path):
     trainer = Trainer(model, RLConfig())
-    trainer_state.save(trainer, tmp_path)
-    del trainer.model.model.layers[1]
+    trainer_state.write(trainer_state.snapshot(trainer), tmp_path)
+    del trainer.policy.causal.model.layers[1]
     with pytest.raises(ValueError, match="checkpoint of another model"):
         trainer_state.load(trainer, tmp_path)
 
 
-def test_commits_are_whole_kept_by_count_and_bound_to_their_configuration(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c", keep=2)
-    assert checkpoints.latest() is None
+PINS = {"engine": "vllm 1.0", "torch": "2.0"}
 
-    def save(folder):
+
+def checkpoints(folder: Path, digest: str = "digest", pins: dict = PINS, **more) -> Checkpoints:
+    return Checkpoints(folder, 2, digest, pins, **more)
+
+
+def test_commits_are_whole_kept_by_count_and_bound_to_their_configuration(tmp_path, run):
+    async def save(folder):
         (folder / "weights").write_text("w")
 
-    def broken(folder):
+    async def broken(folder):
         (folder / "weights").write_text("half")
         raise OSError("disk full")
 
-    for step in (1, 2, 3):
-        checkpoints.commit(step, save, {"version": step}, "digest")
-    assert checkpoints.latest().name == "step-000003"
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["step-000002", "step-000003"]
-    with pytest.raises(OSError, match="disk full"):
-        checkpoints.commit(4, broken, {}, "digest")
-    again = Checkpoints(tmp_path / "c", keep=2)  # as a restarted process finds it
+    async def write_four() -> None:
+        async with checkpoints(tmp_path) as kept:
+            assert kept.latest() is None
+            for step in (1, 2, 3):
+                await kept.commit(step, save, {"version": step})
+            await kept.written()
+            assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+            await kept.commit(4, broken, {})
+
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 4.*disk full; the last good one is .*step-000003"):
+        run(write_four())
+    again = checkpoints(tmp_path)  # as a restarted process finds it
     assert again.latest().name == "step-000003"
-    assert again.state(again.latest(), "digest") == {"version": 3}
+    assert again.state(again.latest()) == ({"version": 3}, [])
     with pytest.raises(CheckpointError, match="another configuration"):
-        again.state(again.latest(), "other")
-    again.commit(4, save, {"version": 4}, "digest")
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["step-000003", "step-000004"]
+        checkpoints(tmp_path, "other").state(again.latest())
+
+    async def go_on() -> None:
+        async with again:
+            await again.commit(4, save, {"version": 4})
+
+    run(go_on())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000003", "step-000004"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_hears_of_its_failure(tmp_path, run):
+    async def steps() -> None:
+        release, started = asyncio.Event(), asyncio.Event()
+
+        async def slow(folder):
+            started.set()
+            await release.wait()
+            raise OSError("disk full")
+
+        async with checkpoints(tmp_path) as kept:
+            await kept.commit(1, slow, {})
+            await started.wait()
+            kept.check()  # a step: nothing to say yet
+            assert kept.latest() is None
+            release.set()
+            await asyncio.wait([kept._writing])
+            kept.check()
+
+    with pytest.raises(CheckpointError, match="disk full"):
+        run(steps())
+
+
+def test_another_engine_is_refused_unless_allowed_and_then_named(tmp_path, run):
+    async def save(folder):
+        pass
+
+    async def commit() -> None:
+        async with checkpoints(tmp_path) as kept:
+            await kept.commit(1, save, {"version": 1})
+
+    run(commit())
+    other = {"engine": "vllm 1.1", "torch": "2.0", "driver": "595"}
+    latest = checkpoints(tmp_path).latest()
+    with pytest.raises(CheckpointError, match=r"driver none -> 595; engine vllm 1.0 -> vllm 1.1.*other_pins=true"):
+        checkpoints(tmp_path, pins=other).state(latest)
+    state, changed = checkpoints(tmp_path, pins=other, any_pins=True).state(latest)
+    assert state == {"version": 1} and len(changed) == 2
+    asked = [RLFlowConfig(rl=RLConfig(resume_under_other_pins=allowed)) for allowed in (False, True)]
+    assert config_digest("rl", asked[0]) == config_digest("rl", asked[1])  # so the interrupted run is found

@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 def rollouts(trainer: Trainer, prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sampled letters, their log-probs and rewards, each [PROMPTS, GROUP]."""
     with torch.no_grad():
-        logp_PV = trainer.model(torch.from_numpy(prompts)).logits[:, -1].log_softmax(-1)
+        logp_PV = trainer.policy.causal(torch.from_numpy(prompts)).logits[:, -1].log_softmax(-1)
     sampled = torch.multinomial(logp_PV.exp(), GROUP, replacement=True)
     right = (prompts[:, -1:] + 1) % len(LETTERS)
     return sampled.numpy(), logp_PV.gather(1, sampled).double().numpy(), (sampled.numpy() == right).astype(float)

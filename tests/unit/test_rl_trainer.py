@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rl_batches import batch, exact, write_model
 
 from infra.config.rl import MismatchBounds, RLConfig
 from tasks.rl.batch import TrainingBatch, TrainingGroup
@@ -13,57 +14,12 @@ from tasks.rl.losses import LOSSES
 from tasks.rl.packing import pack
 from tasks.rl.trainer import Trainer
 
-VOCABULARY = 97
 LAX = MismatchBounds(stop_k3=100.0)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def model(request, tmp_path_factory):
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
-
-    shape = dict(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-    )
-    config = LlamaConfig(**shape, tie_word_embeddings=True)
-    if request.param == "qwen3":
-        config = Qwen3Config(**shape, head_dim=8, tie_word_embeddings=False)
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp(request.param)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    return folder
-
-
-def batch(temperature=0.8, noise=0.3) -> TrainingBatch:
-    random = np.random.default_rng(5)
-    groups = []
-    for prompt, answers in ((9, [4, 7, 1, 6]), (3, [5, 5, 2]), (12, [8, 3, 3, 1, 2])):
-        groups.append(
-            TrainingGroup(
-                random.integers(0, VOCABULARY, prompt),
-                [random.integers(0, VOCABULARY, n) for n in answers],
-                [-4.5 + noise * random.standard_normal(n) for n in answers],
-                random.standard_normal(len(answers)).tolist(),
-            )
-        )
-    return TrainingBatch(groups, temperature, longest=8)
-
-
-def exact(trainer: Trainer, data: TrainingBatch) -> TrainingBatch:
-    """The same batch as if an engine without mismatch had sampled it."""
-    return TrainingBatch(
-        [
-            TrainingGroup(group.prompt_ids, group.answers, logprobs, group.advantages)
-            for group, logprobs in zip(data.groups, trainer.logprobs(data), strict=True)
-        ],
-        data.temperature,
-        data.longest,
-    )
+    return write_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @given(
@@ -93,7 +49,7 @@ def test_logprobs_are_those_of_one_answer_a_row(model):
         for answer, ours in zip(group.answers, answers, strict=True):
             text = torch.from_numpy(np.concatenate([group.prompt_ids, answer]))[None]
             with torch.no_grad():
-                logits = trainer.model(text).logits[0, len(group.prompt_ids) - 1 : -1] / 0.7
+                logits = trainer.policy.causal(text).logits[0, len(group.prompt_ids) - 1 : -1] / 0.7
             expected = logits.log_softmax(-1).gather(1, torch.from_numpy(answer)[:, None])[:, 0]
             np.testing.assert_allclose(ours, expected.numpy(), atol=2e-6, rtol=2e-6)
 
@@ -122,17 +78,17 @@ def test_the_gradient_is_that_of_the_plain_policy_gradient(model):
     trainer = Trainer(model, RLConfig(loss="dapo", correction="none", max_grad_norm=1e9, micro_batch_tokens=16))
     data = exact(trainer, batch(temperature=1.0))
     figures = trainer.step(data)
-    ours = {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+    ours = {name: p.grad.clone() for name, p in trainer.policy.causal.named_parameters()}
     plain = Trainer(model, RLConfig())
     total, tokens = 0.0, 0
     for group in data.groups:
         for answer, advantage in zip(group.answers, group.advantages, strict=True):
             text = torch.from_numpy(np.concatenate([group.prompt_ids, answer]))[None]
-            logits = plain.model(text).logits[0, len(group.prompt_ids) - 1 : -1]
+            logits = plain.policy.causal(text).logits[0, len(group.prompt_ids) - 1 : -1]
             total = total - advantage * logits.log_softmax(-1).gather(1, torch.from_numpy(answer)[:, None]).sum()
             tokens += len(answer)
     (total / tokens).backward()
-    for name, p in plain.model.named_parameters():
+    for name, p in plain.policy.causal.named_parameters():
         torch.testing.assert_close(ours[name], p.grad, atol=1e-6, rtol=1e-4)
     assert figures["k3"] < 1e-9 and figures["ess"] == pytest.approx(1)
 
