@@ -17,6 +17,7 @@ from tasks.evaluate.measurement import Measurement
 MEASUREMENTS = {
     "transport": "tasks.measure.transport",
     "rollout": "tasks.rl.measure",
+    "trainer": "tasks.rl.measure_trainer",
 }
 
 

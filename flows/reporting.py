@@ -47,7 +47,7 @@ def publish(
         engine=engine_pin(),
         hardware=hardware(),
         measured=measured,
-        mismatch_bounds=(config.rl.mismatch.warn_k3, config.rl.mismatch.stop_k3),
+        mismatch_bounds=(config.rl.mismatch.bounds("warn"), config.rl.mismatch.bounds("stop")),
         ratio_bound=config.rl.correction_high,
         scheme=copy.scheme,
         verdicts=[GateVerdict.model_validate(v.model_dump()) for v in shipped.verdicts],

@@ -78,6 +78,9 @@ def steps() -> pd.DataFrame:
             "eval_reward_products": [float("nan"), 0.2, float("nan")],
             "k1": [1e-7, 3e-7, -1e-7],
             "k3": [2.1e-10, 3.4e-10, 2.8e-10],
+            "mean_abs": [7e-6, 8e-6, 7e-6],
+            "chi2": [2e-10, 4e-10, 3e-10],
+            "share_dropped": [0.0, 0.0, 0.0],
             "max_ratio": [1.00002, 1.00005, 1.00003],
             "ess": [0.9999999, 0.9999998, 0.9999999],
         }

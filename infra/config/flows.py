@@ -2,6 +2,8 @@
 
 from typing import TypeVar
 
+from pydantic import model_validator
+
 from infra.config.base import Section
 from infra.config.drafter import DrafterConfig
 from infra.config.quant import QuantizeConfig
@@ -29,6 +31,10 @@ Narrower = TypeVar("Narrower", bound=FlowConfig)
 class RLFlowConfig(FlowConfig):
     rl: RLConfig = RLConfig()
 
+    @model_validator(mode="after")
+    def _check_numerics(self):
+        return _matched(self)
+
 
 class DrafterFlowConfig(FlowConfig):
     rl: RLConfig = RLConfig()
@@ -54,6 +60,10 @@ class LoopConfig(FlowConfig):
     quantize: QuantizeConfig = QuantizeConfig()
     release: ReleaseConfig = ReleaseConfig()
 
+    @model_validator(mode="after")
+    def _check_numerics(self):
+        return _matched(self)
+
 
 class WatchFlowConfig(FlowConfig):
     rl: RLConfig = RLConfig()
@@ -67,3 +77,15 @@ class Settings(LoopConfig):
     """Every section that a file may hold."""
 
     watch: WatchConfig = WatchConfig()
+
+
+Trains = TypeVar("Trains", RLFlowConfig, LoopConfig)
+
+
+def _matched(config: Trains) -> Trains:
+    if config.rl.numerics == "matched" and config.rl.trainer_dtype != config.engine.dtype:
+        raise ValueError(
+            f"rl.numerics=matched needs one precision on both sides: rl.trainer_dtype is {config.rl.trainer_dtype}, "
+            f"engine.dtype is {config.engine.dtype}"
+        )
+    return config

@@ -105,13 +105,19 @@ class MismatchBounds(Section):
     stop_ess: float | None = Field(None, gt=0, le=1)
     """Lowest effective sample size, as a share of the tokens."""
 
+    def bounds(self, kind: Literal["warn", "stop"]) -> dict[str, float]:
+        """Those that are set, by figure: the lowest of ess, the highest of the others."""
+        found = {name: getattr(self, f"{kind}_{name}") for name in ("k3", "mean_abs", "max_ratio", "ess")}
+        return {name: bound for name, bound in found.items() if bound is not None}
+
     @model_validator(mode="after")
     def _check(self):
-        for name, sign in (("k3", 1), ("mean_abs", 1), ("max_ratio", 1), ("ess", -1)):
-            warn, stop = getattr(self, f"warn_{name}"), getattr(self, f"stop_{name}")
-            if warn is not None and stop is not None and sign * warn > sign * stop:
+        warns, stops = self.bounds("warn"), self.bounds("stop")
+        for name in warns.keys() & stops.keys():
+            sign = -1 if name == "ess" else 1
+            if sign * warns[name] > sign * stops[name]:
                 raise ValueError(
-                    f"warn_{name}={warn:g} lies past stop_{name}={stop:g}: a step must warn before it stops"
+                    f"mismatch.warn_{name} lies past mismatch.stop_{name}: a step must warn before it stops"
                 )
         return self
 

@@ -31,6 +31,8 @@ def arguments(spec: EngineSpec) -> list[str]:
         "--generation-config=vllm",
         "--disable-uvicorn-access-log",
     ]
+    if spec.matched:
+        flags.append("--hf-overrides=" + json.dumps({"head_dtype": "float32"}))
     if config.eager:
         flags.append("--enforce-eager")
     if accelerated():
@@ -73,6 +75,8 @@ def environment(spec: EngineSpec, key: str) -> dict[str, str]:
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",  # clients keep idle connections for less
     }
     env.pop("VLLM_API_KEY", None)
+    if spec.matched and accelerated():
+        env["VLLM_BATCH_INVARIANT"] = "1"
     if not accelerated():
         # vLLM binds OpenMP threads through variables that a forked process no longer reads, and two engines that bind
         # on their own choose the same cores: the threads stay unbound inside the cores this process may use.

@@ -64,6 +64,8 @@ class EngineSpec(_Frozen):
     model: folder in Hugging Face format.
     port: 0 takes a free one.
     seed: vLLM's own seed, used by requests that carry none.
+    matched: log-probs as near to a trainer's as can be had: a float32 output head and, on GPUs, kernels that give a
+        token the same one in whatever batch it is computed.
     """
 
     model: Path
@@ -74,6 +76,7 @@ class EngineSpec(_Frozen):
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535)
     seed: int = 0
+    matched: bool = False
 
     @model_validator(mode="after")
     def _check(self):

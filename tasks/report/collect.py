@@ -27,7 +27,8 @@ SPECULATION = {
     "tokens_per_second_plain": "tokens_per_second_plain",
     "output_identity": "output_identity",
 }
-MISMATCH_COLUMNS = ("k1", "k3", "max_ratio", "ess", "share_clipped")
+Bounds = tuple[dict[str, float], dict[str, float]]
+MISMATCH_COLUMNS = ("k1", "k3", "chi2", "mean_abs", "max_ratio", "ess", "share_clipped", "share_dropped")
 
 
 def summarise(
@@ -42,7 +43,7 @@ def summarise(
     engine: str,
     hardware: str,
     measured: Measured,
-    mismatch_bounds: tuple[float, float] = (1e-3, 1e-1),
+    mismatch_bounds: Bounds = ({"k3": 1e-3}, {"k3": 1e-1}),
     ratio_bound: float | None = None,
     scheme: str = "",
     verdicts: Sequence[GateVerdict] = (),
@@ -54,7 +55,7 @@ def summarise(
     """The summary of one loop.
 
     measured: tables of all phases that ran; the steps have column `step` and those of MISMATCH_COLUMNS.
-    mismatch_bounds: k3 that warns, k3 that stops, nats per token.
+    mismatch_bounds: by figure, the bound that marks a step and the one that stops the run.
     ratio_bound: probability ratio above which the correction truncates or masks a token.
     scheme: quantization scheme; empty where nothing was quantized.
     """
@@ -119,7 +120,7 @@ def acceptance(evidence: pd.DataFrame, *, prefix: str = "", suffix: str = "") ->
     }
 
 
-def mismatch(steps: pd.DataFrame, bounds: tuple[float, float], ratio_bound: float | None = None) -> Mismatch | None:
+def mismatch(steps: pd.DataFrame, bounds: Bounds, ratio_bound: float | None = None) -> Mismatch | None:
     """Mismatch by step, or None where no step was taken."""
     if steps.empty:
         return None
@@ -128,7 +129,7 @@ def mismatch(steps: pd.DataFrame, bounds: tuple[float, float], ratio_bound: floa
         MismatchStep(step=int(record["step"]), **{c: float(record[c]) for c in known})
         for record in steps.to_dict("records")
     ]
-    return Mismatch(steps=rows, warn_k3=bounds[0], stop_k3=bounds[1], ratio_bound=ratio_bound)
+    return Mismatch(steps=rows, warn=bounds[0], stop=bounds[1], ratio_bound=ratio_bound)
 
 
 def speculation(evidence: pd.DataFrame) -> dict[str, dict[str, Estimate]]:

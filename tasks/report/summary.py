@@ -99,15 +99,21 @@ class MismatchStep(Record):
     """Largest probability ratio of one token."""
     ess: Number
     """Effective share of the samples, in (0, 1]."""
+    chi2: Number = None
+    mean_abs: Number = None
+    """Mean |D|, nats."""
     share_clipped: Number = None
+    """Tokens whose ratio the correction truncates."""
+    share_dropped: Number = None
+    """Tokens that the correction gives no weight."""
 
 
 class Mismatch(Record):
     steps: list[MismatchStep] = []
-    warn_k3: float
-    """Bound on k3 at which a step is marked."""
-    stop_k3: float
-    """Bound on k3 at which the run stops."""
+    warn: dict[str, float] = {}
+    """By figure: the bound past which a step is marked; the lowest ess, the highest of the others."""
+    stop: dict[str, float] = {}
+    """By figure: the bound past which the run stops."""
     ratio_bound: Number = None
     """Ratio above which the correction truncates or masks a token."""
 

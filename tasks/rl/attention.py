@@ -48,9 +48,18 @@ class Sequences:
 
 
 class Layout:
-    """groups: (tokens of the prompt, tokens of each answer), in the row's order. device: of masks and offsets."""
+    """groups: (tokens of the prompt, tokens of each answer), in the row's order. device: of masks and offsets.
+    whole_keys: FlashAttention takes a sequence's keys in one piece, so that what else is in the row decides no bit.
+    """
 
-    def __init__(self, groups: Sequence[tuple[int, list[int]]], device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        groups: Sequence[tuple[int, list[int]]],
+        device: torch.device | str = "cpu",
+        *,
+        whole_keys: bool = False,
+    ):
+        self.whole_keys = whole_keys
         self._groups = [(prompt, [tokens for tokens in answers if tokens]) for prompt, answers in groups]
         self._device = device
 
@@ -122,7 +131,7 @@ def attention(
     if layout is None:
         return _attend(query, key, value, scaling, causal=True).transpose(1, 2), None
     if query.is_cuda and query.dtype != torch.float32:
-        return _varlen(query, key, value, scaling, layout.sequences), None
+        return _varlen(query, key, value, scaling, layout), None
     parts = [_span(query, key, value, scaling, span) for span in layout.spans]
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
@@ -146,9 +155,10 @@ def _attend(query, key, value, scaling, *, mask: torch.Tensor | None = None, cau
     )
 
 
-def _varlen(query, key, value, scaling, sequences: Sequences) -> torch.Tensor:
+def _varlen(query, key, value, scaling, layout: Layout) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    sequences = layout.sequences
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return varlen_attn(
         q.contiguous(),
@@ -160,5 +170,6 @@ def _varlen(query, key, value, scaling, sequences: Sequences) -> torch.Tensor:
         sequences.longest_key,
         scale=scaling,
         window_size=(-1, 0),
+        num_splits=1 if layout.whole_keys else None,
         enable_gqa=q.shape[1] != k.shape[1],
     )[None]

@@ -116,8 +116,7 @@ class Checkpoints:
         for path in sorted(scratch.rglob("*"), reverse=True):
             _flush(path)
         _flush(scratch)
-        if not folder.is_dir():
-            os.replace(scratch, folder)
+        os.replace(scratch, folder)
         _flush(self._folder)
         for old in sorted(self._committed())[: -self._keep]:
             shutil.rmtree(old)

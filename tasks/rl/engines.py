@@ -39,7 +39,13 @@ class RolloutEngines:
         self._config, self._control, self._updating = config, Control(folder), updating
         self._lines: list[str] = []
         self._published: Published | None = None
-        spec = EngineSpec(model=base, role=Role.rollout, config=config.engine, seed=config.rl.seed)
+        spec = EngineSpec(
+            model=base,
+            role=Role.rollout,
+            config=config.engine,
+            seed=config.rl.seed,
+            matched=config.rl.numerics == "matched",
+        )
         self.fleet = Fleet(
             partial(session().engine, spec, reserve=reserve, progress=report),
             capacity=config.engine.max_concurrent_sequences,

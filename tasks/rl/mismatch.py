@@ -43,9 +43,9 @@ def mismatch(log_ratio: np.ndarray, *, high: float, dropped: np.ndarray, num_non
 def past(figures: dict[str, float], bounds: MismatchBounds, kind: Literal["warn", "stop"]) -> list[str]:
     """Each figure that is past its bound of `kind`, in words."""
     found = []
-    for name, low in (("k3", False), ("mean_abs", False), ("max_ratio", False), ("ess", True)):
-        bound = getattr(bounds, f"{kind}_{name}")
-        if bound is not None and (figures[name] < bound if low else figures[name] > bound):
+    for name, bound in bounds.bounds(kind).items():
+        low = name == "ess"
+        if figures[name] < bound if low else figures[name] > bound:
             side = "below" if low else "above"
             found.append(f"{name} of {figures[name]:.3g} is {side} rl.mismatch.{kind}_{name}={bound:g}")
     return found

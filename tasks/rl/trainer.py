@@ -124,7 +124,7 @@ class Trainer:
     def _logprobs(self, policy: Policy, micro: MicroBatch, temperature: float) -> torch.Tensor:
         """Log-probs of the sampled tokens [N]."""
         tensors = [self._tensor(array) for array in (micro.input_T, micro.position_T)]
-        layout = Layout(micro.layout, self.device)
+        layout = Layout(micro.layout, self.device, whole_keys=self.config.numerics == "matched")
         return policy(*tensors, layout, self._tensor(micro.row_N), self._tensor(micro.target_N), temperature)
 
     @torch.no_grad()

@@ -59,6 +59,8 @@ def test_overrides_are_toml_or_plain_strings(text, value):
         ("[[rl.environments]]\ntype = 'reasoning_gym'\nname = 'x'\nparms = 1", "did you mean rl.environments.params?"),
         ("[[rl.environments]]\ntype = 'jsonl'\npath = 'x'", "rl.environments.0.scorer is missing: set it"),
         ("[rl]\nsteps =", "not valid TOML"),
+        ("[rl]\nnumerics = 'matched'\ntrainer_dtype = 'bfloat16'", "needs one precision on both sides"),
+        ("[rl.mismatch]\nwarn_ess = 0.5\nstop_ess = 0.6", "mismatch.warn_ess lies past mismatch.stop_ess"),
     ],
 )
 def test_a_fault_names_file_key_and_cure_on_one_line(file, text, said):

@@ -43,6 +43,15 @@ def test_the_key_is_in_the_environment_and_not_on_the_command_line(tmp_path):
     assert not any("a-secret" in a for a in flags.arguments(spec(tmp_path)))
 
 
+def test_matched_numerics_ask_for_a_float32_head_and_on_gpus_for_batch_invariance(tmp_path, monkeypatch):
+    matched = spec(tmp_path, Role.rollout, matched=True)
+    assert value(flags.arguments(matched), "--hf-overrides") == {"head_dtype": "float32"}
+    assert "VLLM_BATCH_INVARIANT" not in flags.environment(matched, "key")
+    monkeypatch.setattr(flags, "accelerated", lambda: True)
+    assert flags.environment(matched, "key")["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in flags.environment(spec(tmp_path, Role.rollout), "key")
+
+
 def test_threads_never_exceed_the_cores(tmp_path):
     many = EngineConfig(cpu_threads=512)
     assert flags.threads(spec(tmp_path, config=many)) == len(os.sched_getaffinity(0))

@@ -51,7 +51,8 @@ class Balance(HTMLParser):
 def test_every_measured_thing_has_its_picture(full):
     found = figures((full / "index.html").read_text())
     assert found == [
-        "lineage", "time", "reward", "timeline", "lengths", "tasks", "mismatch-k3", "mismatch-ratio", "mismatch-ess",
+        "lineage", "time", "reward", "timeline", "lengths", "tasks", "mismatch-k3", "mismatch-mean", "mismatch-ratio",
+        "mismatch-ess", "mismatch-chi2", "mismatch-shares",
         "drafter-loss", "drafter-held-out", "acceptance-length", "acceptance-chat", "acceptance-code",
         "acceptance-maths", "quant-kl", "quant-flips", "quant-perplexity", "quant-tasks",
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Pictures of the reinforcement learning phase."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -53,41 +53,81 @@ def _changes(held_out: dict[str, Comparison]) -> str:
 
 
 def mismatch(m: Mismatch) -> list[Figure]:
-    """k3, the largest ratio and ESS by step, each as its distance from perfect agreement."""
-    worst = m.worst
-    k3_bounds = [
-        (m.warn_k3, f"marks the step: {number(m.warn_k3)}"),
-        (m.stop_k3, f"stops the run: {number(m.stop_k3)}"),
-    ]
-    ratio_bounds = [(m.ratio_bound - 1, f"corrected above ratio {number(m.ratio_bound)}")] if m.ratio_bound else []
-    return [
-        _distance("mismatch-k3", "k3", "nats per token", [(s.step, s.k3) for s in m.steps], k3_bounds, worst["k3"]),
+    """Every figure of the mismatch by step, each as its distance from perfect agreement."""
+    worst, ratio = m.worst, m.ratio_bound
+
+    def curve(name: str, distance: Callable[[float], float] = abs) -> list[tuple[int, float]]:
+        values = [(s.step, getattr(s, name)) for s in m.steps]
+        return [(step, distance(value)) for step, value in values if value is not None]
+
+    def bounds(name: str, distance: Callable[[float], float] = abs) -> list[tuple[float, str]]:
+        marks = [(m.warn, "marks the step"), (m.stop, "stops the run")]
+        return [(distance(b[name]), f"{what}: {number(b[name])}") for b, what in marks if name in b]
+
+    def above_one(value: float) -> float:
+        return value - 1
+
+    def below_one(value: float) -> float:
+        return 1 - value
+
+    ratio_bounds = [(ratio - 1, f"corrected above ratio {number(ratio)}")] if ratio else []
+    mean = max((y for _, y in curve("mean_abs")), default=None)
+    chi2 = max((y for _, y in curve("chi2")), default=None)
+    dropped = max((y for _, y in curve("share_dropped")), default=None)
+    shares = {"truncated": curve("share_clipped"), "no weight": curve("share_dropped")}
+    figures = [
+        _distance(
+            "mismatch-k3",
+            f"k3: at worst {number(worst['k3'])}",
+            "nats per token",
+            {"k3": curve("k3"), "|k1|": curve("k1")},
+            bounds("k3"),
+        ),
+        _distance(
+            "mismatch-mean",
+            f"mean |D|: at worst {number(mean)}",
+            "nats",
+            {"mean |D|": curve("mean_abs")},
+            bounds("mean_abs"),
+        ),
         _distance(
             "mismatch-ratio",
-            "largest ratio − 1",
+            f"largest ratio − 1: at worst {number(worst['max_ratio'] and worst['max_ratio'] - 1)}",
             "ratio − 1",
-            [(s.step, s.max_ratio and s.max_ratio - 1) for s in m.steps],
-            ratio_bounds,
-            worst["max_ratio"] and worst["max_ratio"] - 1,
+            {"largest ratio": curve("max_ratio", above_one)},
+            ratio_bounds + bounds("max_ratio", above_one),
         ),
         _distance(
             "mismatch-ess",
-            "1 − ESS",
+            f"1 − ESS: at worst {number(worst['ess'] and 1 - worst['ess'])}",
             "share of the samples lost",
-            [(s.step, s.ess and 1 - s.ess) for s in m.steps],
+            {"1 − ESS": curve("ess", below_one)},
+            bounds("ess", below_one),
+        ),
+        _distance("mismatch-chi2", f"chi²: at worst {number(chi2)}", "chi²", {"chi²": curve("chi2")}, []),
+        _distance(
+            "mismatch-shares",
+            f"tokens without weight: at worst {number(dropped)}",
+            "share of the tokens",
+            shares,
             [],
-            worst["ess"] and 1 - worst["ess"],
         ),
     ]
+    return [figure for figure in figures if figure is not None]
 
 
-def _distance(key: str, name: str, unit: str, points: list, bounds: list, worst: float | None) -> Figure:
-    points = [(x, y) for x, y in points if y is not None]
+def _distance(
+    key: str, title: str, unit: str, curves: dict[str, list[tuple[int, float]]], bounds: list[tuple[float, str]]
+) -> Figure | None:
+    """None where no step has the figure."""
+    points = [point for curve in curves.values() for point in curve]
+    if not points:
+        return None
     positive = [y for _, y in points if y > 0] + [b for b, _ in bounds]
     low, high = (min(positive), max(positive)) if positive else (1e-6, 1.0)
-    steps = [x for x, _ in points] or [1]
+    steps = [x for x, _ in points]
     plot = Plot(
-        f"Mismatch by step: {name}",
+        f"Mismatch by step: {title}",
         Steps(min(steps), max(steps)),
         Log(low / 3, max(high, low * 10)),
         x_label="optimizer step",
@@ -96,8 +136,11 @@ def _distance(key: str, name: str, unit: str, points: list, bounds: list, worst:
     )
     for bound, label in bounds:
         plot.bound(bound, label)
-    plot.series(points, "c1", name)
-    return Figure(key, f"{name}: at worst {number(worst)}", plot.svg())
+    drawn = {name: curve for name, curve in curves.items() if curve}
+    for n, (name, curve) in enumerate(drawn.items(), start=1):
+        plot.series(curve, f"c{n}", name)
+    legend = [(f"c{n}", name) for n, name in enumerate(drawn, start=1)] if len(drawn) > 1 else []
+    return Figure(key, title, plot.svg(), "", legend)
 
 
 def lengths(rollouts: Sequence[dict[str, Any]]) -> Figure:
