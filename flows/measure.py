@@ -18,6 +18,7 @@ MEASUREMENTS = {
     "transport": "tasks.measure.transport",
     "rollout": "tasks.rl.measure",
     "trainer": "tasks.rl.measure_trainer",
+    "numerics": "tasks.rl.measure_numerics",
 }
 
 

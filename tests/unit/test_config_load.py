@@ -59,7 +59,6 @@ def test_overrides_are_toml_or_plain_strings(text, value):
         ("[[rl.environments]]\ntype = 'reasoning_gym'\nname = 'x'\nparms = 1", "did you mean rl.environments.params?"),
         ("[[rl.environments]]\ntype = 'jsonl'\npath = 'x'", "rl.environments.0.scorer is missing: set it"),
         ("[rl]\nsteps =", "not valid TOML"),
-        ("[rl]\nnumerics = 'matched'\ntrainer_dtype = 'bfloat16'", "needs one precision on both sides"),
         ("[rl.mismatch]\nwarn_ess = 0.5\nstop_ess = 0.6", "mismatch.warn_ess lies past mismatch.stop_ess"),
     ],
 )
@@ -77,6 +76,12 @@ def test_every_fault_is_told_with_the_source_that_set_it(file):
     with pytest.raises(ConfigError) as fault:
         load(RLFlowConfig, files=[path], overrides=["rl.lr=-1"])
     assert [line.split(": ")[0] for line in str(fault.value).splitlines()] == [str(path), "--set rl.lr=-1"]
+
+
+@pytest.mark.parametrize("kind", [RLFlowConfig, LoopConfig])
+def test_matched_numerics_need_one_precision(kind):
+    with pytest.raises(ConfigError, match="rl.trainer_dtype is bfloat16, engine.dtype is float32"):
+        load(kind, overrides=["rl.numerics=matched", "rl.trainer_dtype=bfloat16"])
 
 
 @pytest.mark.parametrize("text", ["rl.lr", "=3", " = 3"])
