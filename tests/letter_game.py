@@ -1,17 +1,10 @@
-"""A verifiers environment: two rounds about letters, with a tool that tells the next one, and a user who asks again.
-
-Round one: the agent may call the tool; round two: the user asks for the letter after its own last word.
-"""
+"""A verifiers environment: a tool that tells the letter after another, and a user who speaks twice."""
 
 import verifiers.v1 as vf
 
 LETTERS = "abcdefgh"
 
 __all__ = ["LetterGame", "LetterTaskset"]
-
-
-class LetterData(vf.TaskData):
-    answer: str
 
 
 class LetterTools(vf.Toolset[vf.ToolsetConfig, vf.State]):
@@ -21,24 +14,24 @@ class LetterTools(vf.Toolset[vf.ToolsetConfig, vf.State]):
         return LETTERS[(LETTERS.index(letter) + 1) % len(LETTERS)]
 
 
-class LetterTask(vf.Task[LetterData]):
+class LetterTask(vf.Task[vf.TaskData]):
     @vf.reward
     async def said(self, trace: vf.Trace) -> float:
-        """Half for each of two turns."""
-        if trace.task.data.prompt == "a raise":
-            raise KeyError("no reward for this one")
-        return min(1.0, 0.5 * trace.num_turns)
+        """Half for using the tool, half for what it said to the user's second message."""
+        if self.data.prompt.startswith("h"):
+            raise KeyError("no reward for an h")
+        asked = sum(message.role == "user" for message in trace.messages)
+        return 0.5 * bool(trace.tool_messages) + 0.5 * (asked == 2)
 
 
 class LetterConfig(vf.TasksetConfig):
-    count: int = 8
+    count: int = 64
 
 
 class LetterTaskset(vf.Taskset[LetterTask, LetterConfig]):
     def load(self):
         for number in range(self.config.count):
-            first = LETTERS[number % len(LETTERS)]
-            yield LetterTask(LetterData(prompt=f"{first} b", answer=LETTERS[(number + 1) % len(LETTERS)]))
+            yield LetterTask(vf.TaskData(prompt=f"{LETTERS[number % 8]} {LETTERS[number // 8 % 8]}"))
 
     def toolsets(self, config):
         return [LetterTools(vf.ToolsetConfig())]
@@ -46,17 +39,14 @@ class LetterTaskset(vf.Taskset[LetterTask, LetterConfig]):
 
 class LetterGameConfig(vf.EnvConfig):
     agent: vf.AgentConfig = vf.AgentConfig()
-    rounds: int = 2
 
 
 class LetterGame(vf.Env[LetterGameConfig]):
     async def run(self, task, agents):
         async with agents.agent.interaction(task) as talk:
             said = await talk.turn()
-            for _ in range(self.config.rounds - 1):
-                if said.terminated:
-                    return
-                said = await talk.turn("c d")
+            if not said.terminated:
+                await talk.turn("c d")
 
 
 if __name__ == "__main__":

@@ -26,17 +26,17 @@ def write_prompts(path: Path) -> Path:
     return path
 
 
-def write_model(folder: Path, seed: int = 0) -> Path:
+def write_model(folder: Path, seed: int = 0, tokens: list[str] = TOKENS) -> Path:
     """A Llama of two layers with random weights and one token a letter; its tokenizer has no chat template."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate(TOKENS)}, unk_token="<unk>"))
+    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
     config = LlamaConfig(
-        vocab_size=len(TOKENS),
+        vocab_size=len(tokens),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -45,7 +45,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
         max_position_embeddings=64,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=TOKENS.index("<eos>"),
+        eos_token_id=tokens.index("<eos>"),
     )
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)

@@ -211,6 +211,8 @@ class Fleet:
             await self._leave(engine, f"engine {engine.number} is lost: {why}")
 
     async def _leave(self, engine: Engine, line: str) -> None:
+        if engine not in self._engines:  # it has left while this was about to be said
+            return
         self._engines.remove(engine)
         self.clients.remove(engine.client)
         engine.lost.set_result(None)

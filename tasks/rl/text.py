@@ -12,7 +12,18 @@ COMPARISONS = (
     ("reward_before", "reward_after", "reward_difference", "held-out reward"),
     ("task_accuracy_before", "task_accuracy_after", "task_difference", "general questions"),
 )
-STEP_COLUMNS = ("step", "reward_mean", "solved", "length_mean", "loss", "grad_norm", "k3", "ess", "tokens_per_second")
+STEP_COLUMNS = (
+    "step",
+    "reward_mean",
+    "solved",
+    "length_mean",
+    "loss",
+    "grad_norm",
+    "k3",
+    "ess",
+    "tokens_per_second",
+    "prefix_hit_rate",
+)
 
 
 def markdown(title: str, evidence: "pd.DataFrame") -> str:

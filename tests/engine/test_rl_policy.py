@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from infra.config.flows import RLFlowConfig
 from infra.config.rl import JsonlEnvironment, RLConfig
 from infra.config.target import ClusterConfig, EngineConfig
+from tasks.rl.journal import Journal
 from tasks.rl.result import ROLLOUTS, STEPS, RLResult
 from tasks.rl.run import train_policy
 
@@ -62,6 +63,29 @@ def steps(result: RLResult) -> pd.DataFrame:
     return pd.read_parquet(result.tables / STEPS)
 
 
+def killed(model: Path, config: RLFlowConfig, workdir: Path, when: str) -> None:
+    """Run in another process, killed as soon as it says `when`."""
+    script = (
+        "import logging, sys; from pathlib import Path; logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
+        "from infra.config.flows import RLFlowConfig; from tasks.rl.run import train_policy\n"
+        "train_policy(Path(sys.argv[1]), RLFlowConfig.model_validate_json(sys.argv[2]), Path(sys.argv[3]))\n"
+    )
+    workdir.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", script, str(model), config.model_dump_json(), str(workdir)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if when in line:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL, "".join(seen)
+
+
 def test_a_tiny_model_learns_what_it_could_not_do(letters, tmp_path):
     model, prompts = letters
     ranks = min(2, len(os.sched_getaffinity(0)))
@@ -89,26 +113,8 @@ def test_a_run_that_was_killed_ends_bit_for_bit_where_an_unbroken_one_ends(lette
     config = settings(prompts, steps=4, prompts_per_step=4, max_new_tokens=5, temperature=0.7, updates_per_step=2)
     whole = train_policy(model, config, tmp_path / "whole")
 
-    script = (
-        "import logging, sys; from pathlib import Path; logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
-        "from infra.config.flows import RLFlowConfig; from tasks.rl.run import train_policy\n"
-        "train_policy(Path(sys.argv[1]), RLFlowConfig.model_validate_json(sys.argv[2]), Path(sys.argv[3]))\n"
-    )
     broken = tmp_path / "broken"
-    broken.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", script, str(model), config.model_dump_json(), str(broken)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if "step 3 of 4: training" in line:
-            process.send_signal(signal.SIGKILL)
-            break
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL, "".join(seen)
+    killed(model, config, broken, "step 3 of 4: training")
     committed = sorted(path.name for path in (broken / "checkpoints").glob("step-*"))
     assert committed in (["step-000001"], ["step-000001", "step-000002"])  # the second may still be written
 
@@ -129,10 +135,36 @@ def test_a_run_that_was_killed_ends_bit_for_bit_where_an_unbroken_one_ends(lette
 def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
     model, prompts = letters
     # a low rate: what the policy moves in two steps counts as mismatch, and must not reach the bound that stops a run
-    config = settings(prompts, steps=8, max_staleness=2, max_new_tokens=8, checkpoint_every=8, lr=1e-3)
+    carried = dict(oversampling=1.25, stragglers="carry")  # what a step leaves goes on under the next weights
+    config = settings(prompts, steps=8, max_staleness=2, max_new_tokens=8, checkpoint_every=8, lr=1e-3, **carried)
     table = steps(train_policy(model, config, tmp_path))
     assert table["staleness_max"].max() in (1, 2)
-    assert (table["stale"] == 0).all()
+    assert (table["stale"] == 0).all() and (table["groups"] == 16).all()
     assert table[["engine_idle_share", "trainer_idle_share", "decode_share"]].stack().dropna().between(0, 1).all()
     assert table["preemptions"].sum() > 0  # an update takes the cache of the requests in flight, whatever room there is
     assert table["k3"].iloc[-1] > 1e-7  # old policies sampled, and the correction's log-ratios say so
+
+
+def test_a_killed_asynchronous_run_loses_no_finished_group_and_trains_on_none_twice(letters, tmp_path):
+    """Its last checkpoint is older than the groups that had finished: those of steps 3 to 6."""
+    model, prompts = letters
+    config = settings(
+        prompts, steps=6, prompts_per_step=4, max_staleness=2, max_new_tokens=6, checkpoint_every=2, lr=1e-3
+    )
+    killed(model, config, tmp_path / "broken", "step 4 of 6: training")
+    journal = Journal(tmp_path / "broken" / "groups")
+    finished = {number: journal.read(number).groups for number in journal.rounds()}
+    assert len(finished[3]) == 4  # the step it was killed in
+
+    result = train_policy(model, config, tmp_path / "broken")
+    rows = [json.loads(line) for line in (result.tables / ROLLOUTS).read_text().splitlines()]
+    assert len(rows) == 6 * 4 * 8
+    for number in (2, 3, 4, 5):  # steps that the checkpoint of step 2 does not hold
+        for place, rollouts in finished.get(number, {}).items():
+            trained = [row for row in rows if row["step"] == number + 1][8 * place : 8 * place + 8]
+            assert [(r["answer"], r["reward"], r["weight_version"]) for r in trained] == [
+                (r["text"], r["reward"], r["versions"]) for r in rollouts
+            ]
+    by_step = [{row["prompt"] for row in rows if row["step"] == step} for step in range(1, 7)]
+    assert sum(map(len, by_step)) == len(set().union(*by_step)) == 24
+    assert (steps(result)["stale"] == 0).all()
