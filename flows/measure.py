@@ -15,6 +15,7 @@ from tasks.evaluate.measurement import Measurement
 
 # What can be measured: the module that measures it. Its `MEASUREMENT` is a `tasks.evaluate.measurement.Measurement`.
 MEASUREMENTS = {
+    "quants": "tasks.quant.table",
     "transport": "tasks.measure.transport",
     "rollout": "tasks.rl.measure",
     "trainer": "tasks.rl.measure_trainer",

@@ -4,12 +4,13 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.outcome import Outcome, run_name
-from flows.traffic import traffic
-from infra.config.flows import QuantizeFlowConfig
+from flows.traffic import calibration, traffic
+from infra.config.flows import DrafterFlowConfig, QuantizeFlowConfig
 from infra.lineage.announce import MEASURED, announce
-from infra.lineage.lineage import Lineage
+from infra.lineage.lineage import Lineage, Version
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
+from tasks.drafter.steps import Measured, answer_prompts, capture_states, measure_drafter, train_head, trainer
 from tasks.evaluate.evidence import metrics
 from tasks.quant.steps import (
     choose,
@@ -51,14 +52,15 @@ def quantize(
         lineage.run(key, "quantize", parent_run, model=name) as mlflow_run,
     ):
         chosen = choose(config.target, target, drafter, key)
-        made = quantize_weights(chosen.target.artifact, config.quantize, config.engine.dtype)
+        texts = calibration(config, chosen.target.artifact)
+        made = quantize_weights(chosen.target.artifact, config.quantize, texts, config.engine.dtype)
         quant = lineage.register_quant(
             name,
             made.artifact,
             target=chosen.target,
             run_id=mlflow_run.id,
             config=config,
-            tags={"lockstep.scheme": config.quantize.scheme},
+            tags={"lockstep.scheme": config.quantize.scheme, "lockstep.recipe": config.quantize.recipe},
         )
 
         prompts = traffic(config, chosen.target.artifact).held_out_ids()
@@ -66,15 +68,20 @@ def quantize(
         copy = look_at_quant(quant, prompts, base.artifact, config, key)
         tried = try_drafter(quant, chosen.drafter, prompts, config, key) if chosen.drafter else None
 
-        evidence = write_evidence(
-            chosen.target, quant, base.artifact, copy.artifact, tried and tried.measurement, prompts, config
-        )
+        retrained = None
+        if config.quantize.retrain_drafter and chosen.drafter:
+            retrained = retrain_on_quant(quant, chosen.drafter, config, key)
+
+        measured = [measured.measurement for measured in (tried, retrained) if measured]
+        evidence = write_evidence(chosen.target, quant, base.artifact, copy.artifact, measured, prompts, config)
         quant = lineage.attach_evidence(quant, evidence)
         announce(lineage, MEASURED["quant"], quant, by="quantize" if run is None else "loop")
         outcome = QuantizeOutcome(
             run=key,
             mlflow_run_id=mlflow_run.id,
-            spans=total(made.spans, base.spans, copy.spans, tried.spans if tried else {}),
+            spans=total(
+                made.spans, base.spans, copy.spans, *(measured.spans for measured in (tried, retrained) if measured)
+            ),
             evidence=evidence,
             scheme=config.quantize.scheme,
             quant=quant.label,
@@ -91,3 +98,16 @@ def quantize(
         if run is None:
             keep_outcome(key, outcome)
         return outcome
+
+
+def retrain_on_quant(quant: Version, drafter: Version, config: QuantizeFlowConfig, key: RunKey) -> Measured:
+    """The drafter once it has learned from the quant itself: its answers, its states, and what it accepts then."""
+    drafting, prompts = config.narrow(DrafterFlowConfig), traffic(config, quant.artifact)
+    answers = answer_prompts(quant, prompts, drafting, key)
+    with trainer(drafting):
+        states = capture_states(quant.artifact, answers.train, drafting, key)
+        trained = train_head(quant.artifact, states.artifact, drafter.artifact, drafting)
+    served = measure_drafter(
+        quant, trained.head, quant.subject, prompts, trained.result.expected, drafting, suffix="_retrained"
+    )
+    return served.model_copy(update={"spans": total(answers.spans, states.spans, trained.spans, served.spans)})

@@ -28,13 +28,14 @@ from tasks.release.steps import (
     serve_release,
     still_missing,
 )
+from tasks.release.takeover import after_trial, make_champion, served_by_fleet, stage, take_back, try_on_share
 from tasks.release.text import markdown, rows
 
 
 class ReleaseOutcome(Outcome):
     """What a release came to. release, drafter, quant: labels, null where there is none.
 
-    record: artifact with evidence, judgement and answers.
+    record: artifact with evidence, judgement and answers. address: where the fleet serves, empty without one.
     """
 
     release: str | None
@@ -46,6 +47,7 @@ class ReleaseOutcome(Outcome):
     verdicts: list[Verdict]
     served: list[Answer]
     record: ArtifactRef
+    address: str = ""
 
 
 @flow(name="release", flow_run_name=run_name)
@@ -81,24 +83,31 @@ def release(
         decision = judgement.decision
         released = candidate.kept(drafter=decision.drafter, quant=decision.quant)
 
-        served = serve_release(released, config.engine, config.release, key) if decision.target else None
+        served, approval, version, tried = None, None, None, None
+        in_fleet = decision.target and served_by_fleet(name)
+        if decision.target:
+            served = stage(released, config, key) if in_fleet else serve_release(released, config, key)
         record = keep_record(candidate, evidence, judgement, served)
-        approval = None
         if served and config.release.approval == "person":
             title = f"To be approved: {', '.join(v.label for v in released.versions)}"
             page = tell(title, decision, judgement.verdicts, served.answers, mlflow_run)
             approval = ask(key, page, config.release.approval_timeout_s)
             decision = decision if approval.approved else decision.rejected(approval.text)
-            released = candidate.kept(drafter=decision.drafter, quant=decision.quant)
         if decision.target:
             version = register(released, judgement, record, config, mlflow_run.id, approval)
+            tried = try_on_share(released, version, config, key) if in_fleet else None
+            decision = after_trial(decision, tried)
+        if decision.target:
+            make_champion(released, version, tried, config)
             announce(lineage, PROMOTED, version, by=by)
             title = f"Released {version.label}: {', '.join(v.label for v in released.versions)}"
         else:
-            version = None
             refuse(candidate, decision.refusal, record)
-            about = {"release": None, "reason": decision.refusal, "run": key}
+            if in_fleet:
+                take_back(name, version, tried)
+            about = {"release": version and version.label, "reason": decision.refusal, "run": key}
             emit(REFUSED, key, candidate.target, candidate.target.label, by, about)
+            released = candidate.kept(drafter=False, quant=False)
             title = f"Refused {candidate.target.label}"
 
         outcome = ReleaseOutcome(
@@ -112,9 +121,10 @@ def release(
             quant=released.quant and released.quant.label,
             refused=not decision.target,
             decision=decision,
-            verdicts=judgement.verdicts,
+            verdicts=[*judgement.verdicts, *(tried.judgement.verdicts if tried else [])],
             served=served.answers if served else [],
             record=record,
+            address=tried.address if tried else "",
         )
         tell(title, decision, judgement.verdicts, outcome.served, mlflow_run)
         mlflow_run.set_tags(

@@ -1,6 +1,7 @@
 """The prompts that drafters learn from, and those that drafters and quants are measured on."""
 
 from infra.config.flows import DrafterFlowConfig, LoopConfig, QuantizeFlowConfig
+from infra.config.quant import ROUND_TO_NEAREST
 from infra.store.refs import ArtifactRef
 from tasks.drafter.steps import gather_traffic
 from tasks.drafter.traffic import Traffic
@@ -19,3 +20,10 @@ def traffic(config: DrafterFlowConfig | QuantizeFlowConfig | LoopConfig, target:
     ]
     given = {RL_SOURCE: conversations(config.rl, sum(wanted))} if wanted else {}
     return gather_traffic(config.drafter, given, target)
+
+
+def calibration(config: QuantizeFlowConfig, target: ArtifactRef) -> list[list[int]]:
+    """Token ids of what the recipe of `config.quantize` is calibrated on; none where it needs no texts."""
+    if config.quantize.recipe == ROUND_TO_NEAREST:
+        return []
+    return traffic(config, target).train_ids(config.quantize.calibration_texts)

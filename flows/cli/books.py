@@ -1,4 +1,4 @@
-"""Commands that read what runs came to, and what stands now; and the one that rolls back."""
+"""Commands that read what runs came to, and what stands now."""
 
 import json
 from typing import Annotated, Any
@@ -9,6 +9,7 @@ from flows.cli.exits import Stop
 from infra.services import environment, local, runs
 from infra.services.record import Record
 from infra.services.runs import Run
+from infra.serving.state import State
 
 Name = Annotated[str | None, typer.Option("--name", help="Target's name; that of the newest run if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -18,7 +19,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command()(status)
     app.command()(report)
-    app.command()(rollback)
 
 
 def status(name: Name = None, as_json: Json = False) -> None:
@@ -31,6 +31,8 @@ def status(name: Name = None, as_json: Json = False) -> None:
     }
     if runs.every():
         facts["champion"] = _champion(name or newest_target())
+    if serving := _serving():
+        facts["serving"] = serving
     done = [run for run in runs.every() if run.status in ("finished", "refused")]
     if done:
         facts["last"] = {"run": done[-1].key, "status": done[-1].status, "finished": str(done[-1].finished)}
@@ -60,19 +62,6 @@ def report(
     print(json.dumps(found.outcome) if as_json else text(found))
 
 
-def rollback(name: Name = None, as_json: Json = False) -> None:
-    """Make the previous release the champion again: target, drafter and quant together."""
-    environment.apply()
-    from infra.lineage.aliases import roll_back
-    from infra.lineage.lineage import Lineage
-
-    now, before = roll_back(Lineage(), name or newest_target())
-    if as_json:
-        print(json.dumps({"champion": now.label, "before": before.label}))
-    else:
-        print(f"champion is {now.label} again, instead of {before.label}")
-
-
 def newest_target() -> str:
     """Name of the newest run's target. Raises Stop where nothing has run."""
     every = runs.every()
@@ -88,6 +77,23 @@ def _champion(name: str) -> dict[str, Any]:
     if release is None:
         return {"release": None}
     return {"release": release.label} | dict(release.parts)
+
+
+def _serving() -> dict[str, Any] | None:
+    """What the fleet of this machine serves; None where none runs."""
+    record, state = Record.read(local.FLEET), State.read()
+    if record is None or state is None or state.pid != record.pid:
+        return None
+    sides = {"stable": state.stable, "canary": state.canary}
+    found = {side: state.pools[key].label for side, key in sides.items() if key in state.pools}
+    ready = sum(pool.ready for pool in state.pools.values())
+    return found | {
+        "address": record.address,
+        "ready": ready,
+        "share": state.share,
+        "cut": state.cut,
+        "failed": state.failed,
+    }
 
 
 def _running(run: Run) -> dict[str, str]:
@@ -125,6 +131,11 @@ def _lines(facts: dict[str, Any]) -> str:
     if champion:
         parts = ", ".join(f"{kind} {label}" for kind, label in champion.items() if label and kind != "release")
         rows.append(("champion", f"{champion['release']}: {parts}" if champion["release"] else "nothing released yet"))
+    if serving := facts.get("serving"):
+        where = f"{serving.get('stable', 'nothing yet')} at {serving['address']}/v1"
+        canary = f", {serving['canary']} gets {serving['share']}%" if "canary" in serving else ""
+        counted = f"{serving['cut']} streams cut, {serving['failed']} requests failed"
+        rows.append(("serving", f"{where}{canary}; {serving['ready']} replicas ready, {counted}"))
     rows += [("running", f"{r['run']}: {r.get('doing', '')}") for r in facts["running"]]
     rows += [("interrupted", f"{key}: the same command continues it") for key in facts["interrupted"]]
     if "last" in facts:

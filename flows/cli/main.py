@@ -4,12 +4,13 @@ import sys
 
 import typer
 
-from flows.cli import automate, books, doctor, gc, lineage, measure, run, services
+from flows.cli import automate, books, doctor, gc, lineage, measure, run, services, serving
 from flows.cli.exits import FAILED, USAGE, Stop
 from infra.config.load import ConfigError
 from infra.config.plan import PlanError
 from infra.lineage.versions import LineageError
 from infra.services.supervise import ServiceError
+from infra.serving.client import FleetError
 from infra.store.base import StoreError
 from infra.store.models import ModelError
 
@@ -20,6 +21,7 @@ CODES = {
     PlanError: FAILED,
     LineageError: FAILED,
     StoreError: FAILED,
+    FleetError: FAILED,
 }
 
 app = typer.Typer(
@@ -31,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 a gate refused.",
 )
-for commands in (services, doctor, run, books, lineage, gc, measure, automate):
+for commands in (services, doctor, run, serving, books, lineage, gc, measure, automate):
     commands.register(app)
 
 

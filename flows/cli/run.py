@@ -15,7 +15,7 @@ from uuid import UUID
 
 import typer
 
-from flows.cli.exits import FAILED, REFUSED, Stop
+from flows.cli.exits import FAILED, REFUSED, USAGE, Stop
 from flows.cli.scale import scale
 from infra.config import flows as configs
 from infra.config.load import load, presets
@@ -49,6 +49,7 @@ Overrides = Annotated[list[str], typer.Option("--set", help="One setting, such a
 Local = Annotated[bool, typer.Option("--local", help="Run in this terminal instead of the worker.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, run nothing.")]
 New = Annotated[bool, typer.Option("--new", help="Start anew instead of continuing an interrupted run.")]
+Waive = Annotated[list[str], typer.Option("--waive", help="Let this gate pass, by --by for --reason.", metavar="GATE")]
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
 
 
@@ -86,7 +87,7 @@ def register(app: typer.Typer) -> None:
                 group.command()(command)
             app.add_typer(group, name=name)
         else:
-            app.command(name, help=text)(_command(name))
+            app.command(name, help=text)(_release_command() if name == "release" else _command(name))
 
 
 def _unless_subcommand(command):
@@ -120,6 +121,34 @@ def _command(name: str):
             return
         plan.require()
         run_flow(request, settings, new=new, as_json=as_json)
+
+    return command
+
+
+def _release_command():
+    run = _command("release")
+
+    def command(
+        preset: Preset = None,
+        config: Files = [],  # noqa: B006  (typer copies it)
+        overrides: Overrides = [],  # noqa: B006
+        waive: Waive = [],  # noqa: B006
+        by: Annotated[str | None, typer.Option(help="Who waives.", metavar="NAME")] = None,
+        reason: Annotated[str | None, typer.Option(help="Why.", metavar="TEXT")] = None,
+        local: Local = False,
+        dry_run: DryRun = False,
+        new: New = False,
+        as_json: Json = False,
+    ) -> None:
+        if waive:
+            if not (by and reason):
+                raise Stop("--waive needs --by NAME and --reason TEXT: both are kept in the release", code=USAGE)
+            settings = load(configs.ReleaseFlowConfig, preset=preset, files=config, overrides=overrides)
+            waivers = [w.model_dump() for w in settings.release.waivers]
+            waivers += [{"gate": gate, "by": by, "reason": reason} for gate in waive]
+            tables = [", ".join(f"{key} = {json.dumps(value)}" for key, value in w.items()) for w in waivers]
+            overrides = [*overrides, f"release.waivers=[{', '.join(f'{{{table}}}' for table in tables)}]"]
+        run(preset, config, overrides, local, dry_run, new, as_json)
 
     return command
 

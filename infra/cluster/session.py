@@ -96,6 +96,7 @@ class Session:
         try:
             return self.result(host.alive.remote(name))
         except self._ray().exceptions.RayActorError:  # its engines have died with it
+            self._lost(host)
             return False
 
     def actor(
@@ -150,8 +151,6 @@ class Session:
             self._keeper.close()
             self._keeper = None
 
-    # Ray
-
     def _ray(self):
         import ray
 
@@ -163,16 +162,12 @@ class Session:
 
     def _environment(self) -> dict[str, str]:
         """Variables that a worker on another machine, or of a Ray that was started elsewhere, would not have."""
-        if self._keeper.local:
-            return {}
-        return {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
+        return {} if self._keeper.local else {n: v for n, v in os.environ.items() if n.startswith(_INHERITED)}
 
     def _warm_up(self) -> None:
         self._ray()
         if not accelerated():
             self._host(Resources(), None)
-
-    # Engines
 
     def _host(self, reserve: Resources, log_dir: Path | None) -> tuple[Any, Any]:
         """(placement group or None, host). Engines without a reservation share one host, which forks them; on GPUs each
@@ -208,16 +203,23 @@ class Session:
         try:
             return self.result(starting)
         except ray.exceptions.RayActorError as error:
+            self._lost(host)
             raise EngineError(f"the process that starts engines has died: {error}") from error
 
     def _let_go(self, host: Any, name: str, group: Any) -> None:
         ray = self._ray()
         with suppress(ray.exceptions.RayActorError):  # its engines have died with it
             self.result(host.stop.remote(name))
-        if host is not self._shared_host:
+        if host is not self._shared_host and host in self._hosts:
             self._hosts.remove(host)
             ray.kill(host)
         self._free(group)
+
+    def _lost(self, host: Any) -> None:
+        """A host that has died: the next engine gets another."""
+        with self._lock:
+            self._hosts = [other for other in self._hosts if other is not host]
+            self._shared_host = None if host is self._shared_host else self._shared_host
 
     def _free(self, group: Any) -> None:
         if group is not None and self._keeper is not None:
@@ -229,9 +231,8 @@ class Session:
             return None
         ray = self._ray()
         gc.collect()  # workers that nothing but a cycle of references holds, such as an exception's, give back theirs
-        total, free = ray.cluster_resources(), ray.available_resources()
-        if need.cpus > total.get("CPU", 0) or need.gpus > total.get("GPU", 0):
-            have = Resources(total.get("CPU", 0.0), total.get("GPU", 0.0))
+        have, free = self.resources(), ray.available_resources()
+        if need.cpus > have.cpus or need.gpus > have.gpus:
             raise PlacementError(f"a worker needs {need}, the whole cluster has {have}")
         bundle = {kind: amount for kind, amount in (("CPU", need.cpus), ("GPU", need.gpus)) if amount}
         group = ray.util.placement_group([bundle], strategy="STRICT_PACK")
@@ -283,9 +284,8 @@ class _Keeper:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
             return
         self.local = True
-        ray.init(
-            address="local", num_cpus=len(os.sched_getaffinity(0)), object_store_memory=_OBJECT_STORE_BYTES, **quiet
-        )
+        cpus = len(os.sched_getaffinity(0))
+        ray.init(address="local", num_cpus=cpus, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
 
 
 def _check_answers(address: str) -> None:

@@ -6,10 +6,17 @@ from pydantic import Field
 
 from infra.config.base import Section
 
+ROUND_TO_NEAREST = "RTN"
+
 
 class QuantizeConfig(Section):
-    scheme: Literal["W8A8", "FP8_DYNAMIC", "W4A16"] = "W8A8"
+    scheme: Literal["W8A8", "FP8_DYNAMIC", "W4A16", "NVFP4"] = "W8A8"
     """Scheme by its compressed-tensors name."""
+    recipe: str = ROUND_TO_NEAREST
+    """How weights are rounded: `RTN` to the nearest value, from the weights alone; or calibrated on the drafter's
+    traffic by llm-compressor: `GPTQ`, `AWQ`, `SmoothQuant`, `PTQ`, or the path of a recipe of your own (YAML)."""
+    calibration_texts: int = Field(128, ge=1)
+    """Prompts of the drafter's traffic that a recipe is calibrated on; never those that quants are measured on."""
     ignore: list[str] = ["lm_head"]
     """Modules left alone: names, or `re:` patterns."""
     group_size: int = Field(64, ge=1)
@@ -24,5 +31,7 @@ class QuantizeConfig(Section):
     """Questions per benchmark, the same for base and quant; a smaller benchmark is asked whole."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest answer in words, tokens."""
+    retrain_drafter: bool = False
+    """Train the target's drafter on the quant's own answers and states too, and measure it beside the kept one."""
     seed: int = 0
     """Seed of texts and questions."""

@@ -1,12 +1,14 @@
 """The `release` section: gates, and how a release is served."""
 
+import difflib
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from infra.config.base import Section
+from infra.config.fleet import FleetConfig
 
-Part = Literal["target", "drafter", "quant", "safety"]
+Part = Literal["target", "drafter", "quant", "safety", "live"]
 
 
 class Gate(Section):
@@ -15,7 +17,8 @@ class Gate(Section):
     name: str
     """Shown in verdicts."""
     part: Part
-    """What a failure costs: target and safety refuse the release, drafter and quant release without that part."""
+    """What a failure costs: target and safety refuse the release, drafter and quant release without that part. `live`
+    is judged at each step of a canary in a fleet: a failure takes its requests back and refuses the release."""
     figure: str
     """Figure of the evidence table."""
     domain: str = "*"
@@ -30,7 +33,9 @@ class Gate(Section):
     min_n: int = Field(1, ge=1)
     """Smallest sample that may decide, in the figure's own unit."""
     on_undecided: Literal["refuse", "warn"] = "refuse"
-    """What an undecided verdict does: count as a failure, or be reported only. A figure never measured is a failure."""
+    """What an undecided verdict does: count as a failure, or be reported only."""
+    on_absent: Literal["fail", "skip"] = "fail"
+    """What becomes of a figure that was never measured: a failure, or no verdict."""
     against_parent: bool = False
     """The figure compares a target with the version it was trained from: not judged for a version without one."""
 
@@ -83,10 +88,76 @@ DEFAULT_GATES = [
         bound=1e-2,
         against_parent=True,
     ),
+    Gate(name="drafter fits its target", part="drafter", figure="drafter_misfit", comparison="==", bound=0),
     Gate(name="drafter accepts", part="drafter", figure="acceptance_length", comparison=">=", bound=1.3),
+    Gate(
+        name="accepts no less than the champion's",
+        part="drafter",
+        figure="acceptance_length_difference",
+        by="interval",
+        comparison=">=",
+        bound=-0.1,
+        min_n=100,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
+    Gate(
+        name="accepts no less at any position",
+        part="drafter",
+        figure="acceptance_rate_difference",
+        by="interval",
+        comparison=">=",
+        bound=-0.1,
+        min_n=100,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
     Gate(name="greedy output identical", part="drafter", figure="output_identity", comparison=">=", bound=0.99),
     Gate(name="speculation pays", part="drafter", figure="speculation_speedup", comparison=">", bound=1.0),
+    Gate(
+        name="tokens come as steadily as the champion's",
+        part="drafter",
+        figure="itl_p99_ratio",
+        domain="all",
+        comparison="<=",
+        bound=2.0,
+        min_n=1000,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
+    Gate(name="quant fits its target", part="quant", figure="quant_misfit", comparison="==", bound=0),
     Gate(name="quant KL small", part="quant", figure="quant_kl", comparison="<=", bound=0.1),
+    Gate(
+        name="quant recovers the base's accuracy",
+        part="quant",
+        figure="quant_recovery",
+        domain="all",
+        by="interval",
+        comparison=">=",
+        bound=0.95,
+        min_n=16,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
+    Gate(
+        name="drafter accepts on the quant",
+        part="quant",
+        figure="quant_acceptance_length_difference",
+        by="interval",
+        comparison=">=",
+        bound=-0.2,
+        min_n=100,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
+    Gate(
+        name="greedy output identical on the quant",
+        part="quant",
+        figure="quant_output_identity",
+        comparison=">=",
+        bound=0.9,
+        on_absent="skip",
+    ),
     Gate(
         name="quant task accuracy not worse",
         part="quant",
@@ -97,7 +168,64 @@ DEFAULT_GATES = [
         min_n=16,
         on_undecided="warn",
     ),
+    Gate(name="requests answered", part="live", figure="live_error_share", comparison="<=", bound=0.01),
+    Gate(
+        name="golden answers kept",
+        part="live",
+        figure="live_golden_difference",
+        comparison=">=",
+        bound=0,
+        on_absent="skip",
+    ),
+    Gate(
+        name="first token not late",
+        part="live",
+        figure="live_ttft_p99_ratio",
+        comparison="<=",
+        bound=2.0,
+        min_n=200,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
+    Gate(
+        name="tokens not slow",
+        part="live",
+        figure="live_itl_p99_ratio",
+        comparison="<=",
+        bound=2.0,
+        min_n=2000,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
+    Gate(
+        name="accepts as the champion does",
+        part="live",
+        figure="live_acceptance_difference",
+        comparison=">=",
+        bound=-0.3,
+        min_n=500,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
 ]
+
+
+class Waiver(Section):
+    """A person lets one gate pass, and answers for it."""
+
+    gate: str
+    """The gate's name."""
+    by: str = Field(min_length=1)
+    """Who decided this."""
+    reason: str = Field(min_length=1)
+    """Why; kept in the release."""
+
+
+class Golden(Section):
+    question: str
+    """Asked greedily, of the new release and of the champion."""
+    expect: str
+    """The answer is right when it contains this, upper or lower case."""
 
 
 class ReleaseConfig(Section):
@@ -113,10 +241,21 @@ class ReleaseConfig(Section):
     """`person`: what the gates let pass waits until somebody has approved it, by `lockstep approve` or in Prefect."""
     approval_timeout_s: float = Field(86400.0, gt=0)
     """How long it waits, seconds; then the run ends without a release, and asks again when it is continued."""
-    host: str = "127.0.0.1"
-    """Address the released engine listens on."""
-    port: int = Field(0, ge=0, le=65535)
-    """Its port; 0 takes a free one."""
+    waivers: list[Waiver] = []
+    """Gates that a person lets pass: `lockstep release --waive GATE --by NAME --reason TEXT` adds one."""
+    waivable: list[Part] = ["drafter", "quant"]
+    """Parts whose gates may be waived at all."""
+    fleet: FleetConfig = FleetConfig()
+    """How `lockstep serve` serves, and how a new release takes over there."""
+    golden: list[Golden] = Field(
+        [
+            Golden(question="What is the capital of France?", expect="Paris"),
+            Golden(question="What is the opposite of hot?", expect="cold"),
+            Golden(question="How many days are there in a week?", expect="seven"),
+        ],
+        min_length=1,
+    )
+    """What the new release must answer as well as the champion does."""
     questions: list[str] = Field(
         ["What is the capital of France?", "Write a Python function that adds two numbers.", "What is 7 times 8?"],
         min_length=1,
@@ -133,4 +272,14 @@ class ReleaseConfig(Section):
         double = sorted({name for name in names if names.count(name) > 1})
         if double:
             raise ValueError(f"two gates are called {double[0]!r}: verdicts are told apart by name, rename one")
+        parts = {gate.name: gate.part for gate in self.gates}
+        for waiver in self.waivers:
+            if waiver.gate not in parts:
+                near = difflib.get_close_matches(waiver.gate, parts, n=1) or sorted(parts)
+                raise ValueError(f"waivers: no gate is called {waiver.gate!r}: did you mean {' or '.join(near)}?")
+            if (part := parts[waiver.gate]) not in self.waivable:
+                raise ValueError(
+                    f"waivers: {waiver.gate!r} guards the {part}, whose gates are not to be waived; "
+                    f"add {part!r} to release.waivable if they shall be"
+                )
         return self

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -22,16 +22,19 @@ class EngineClient:
     when nobody answers any more and EngineError when the engine refuses.
     """
 
-    def __init__(self, handle: EngineHandle, timeout_s: float = 3600.0) -> None:
-        """timeout_s: longest wait for any one answer, queueing included."""
+    def __init__(
+        self, handle: EngineHandle, timeout_s: float = 3600.0, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """timeout_s: longest wait for any one answer, queueing included. headers: sent with every request."""
         self.handle = handle
+        self._headers = {"Authorization": f"Bearer {handle.key}", **(headers or {})}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "EngineClient":
         self._session = aiohttp.ClientSession(
             self.handle.url,
-            headers={"Authorization": f"Bearer {self.handle.key}"},
+            headers=self._headers,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=self._timeout,
         )

@@ -8,6 +8,7 @@ from infra.engine.pin import accelerated
 from infra.engine.spec import EngineSpec, Role
 
 KEY_VARIABLE = "LOCKSTEP_ENGINE_KEY"
+LABEL_VARIABLE = "LOCKSTEP_ENGINE_LABEL"
 SHARED_MEMORY_VARIABLE = "LOCKSTEP_ENGINE_SHARED_MEMORY"
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """OpenMP threads that wait for each other sleep instead of spinning. Spinning threads lose a core as soon as anything
@@ -49,7 +50,9 @@ def arguments(spec: EngineSpec) -> list[str]:
     if spec.role is Role.rollout:
         # The log-probs of the distribution that was sampled from: after temperature, top_k and top_p.
         flags.append("--logprobs-mode=processed_logprobs")
-    if spec.role is not Role.serve:
+    if spec.role is Role.serve:
+        flags.append("--middleware=infra.engine.middleware.FirstByte")
+    else:
         flags.append("--max-logprobs=-1")
     if spec.speculation:
         flags.append("--speculative-config=" + json.dumps(_speculative(spec)))
@@ -66,6 +69,7 @@ def environment(spec: EngineSpec, key: str) -> dict[str, str]:
     env = dict(os.environ)
     env |= {
         KEY_VARIABLE: key,
+        LABEL_VARIABLE: spec.label,
         # vLLM leaves its shared memory behind when it is stopped: under this name its guardian finds and removes it.
         SHARED_MEMORY_VARIABLE: f"lockstep-{secrets.token_hex(4)}-",
         "VLLM_SERVER_DEV_MODE": "1" if spec.role.has_rl_endpoints else "0",

@@ -129,7 +129,7 @@ def warm_up(log_dir: Path | None = None) -> None:
 
 def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience: Patience, fork: bool) -> Engine:
     address = listening.getsockname()
-    key = secrets.token_urlsafe(32)
+    key = spec.key.get_secret_value() if spec.key else secrets.token_urlsafe(32)
     arguments, env = [*flags.arguments(spec), f"--port={address[1]}"], flags.environment(spec, key)
     log = log_dir / f"{spec.role}-{address[1]}.log"
     lifeline_read, lifeline_write = os.pipe()

@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from infra.config.target import EngineConfig
 
@@ -62,7 +62,10 @@ class EngineSpec(_Frozen):
     """Everything that decides how an engine runs.
 
     model: folder in Hugging Face format.
+    served_name: what requests call the model; the folder's name by default.
+    label: what it serves, told with every answer in the header `x-lockstep-serves`.
     port: 0 takes a free one.
+    key: the secret that opens it; a random one by default. Never written or shown.
     seed: vLLM's own seed, used by requests that carry none.
     matched: log-probs as near to a trainer's as can be had: a float32 output head and, on GPUs, kernels that give a
         token the same one in whatever batch it is computed.
@@ -70,6 +73,8 @@ class EngineSpec(_Frozen):
 
     model: Path
     role: Role
+    served_name: str = ""
+    label: str = ""
     config: EngineConfig = EngineConfig()
     speculation: Speculation | None = None
     capture: Capture | None = None
@@ -77,6 +82,7 @@ class EngineSpec(_Frozen):
     port: int = Field(0, ge=0, le=65535)
     seed: int = 0
     matched: bool = False
+    key: SecretStr | None = Field(None, exclude=True)
 
     @model_validator(mode="after")
     def _check(self):
@@ -89,7 +95,7 @@ class EngineSpec(_Frozen):
     @property
     def model_name(self) -> str:
         """The name under which the engine serves its model."""
-        return self.model.name
+        return self.served_name or self.model.name
 
 
 class EngineHandle(_Frozen):

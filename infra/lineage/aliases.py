@@ -35,8 +35,24 @@ def promote(lineage: Lineage, release: Version) -> None:
             _move(lineage, "previous", champion)
             write(lineage.client.set_model_version_tag, release.model, str(release.version), REPLACES, champion)
         _move(lineage, "champion", release.label)
-    if held.get("candidate") == release.label:
+    withdraw(lineage, release)
+
+
+def withdraw(lineage: Lineage, release: Version) -> None:
+    """Make `release` the candidate no longer."""
+    if aliases(lineage, release.name).get("candidate") == release.label:
         lineage.client.delete_registered_model_alias(release.model, "candidate")
+
+
+def rolled_back_to(lineage: Lineage, name: str) -> tuple[Version, Version]:
+    """The release that `roll_back` would make the champion, and the champion. Raises LineageError as it does."""
+    model = registered_model(name, "release")
+    before, now = lineage.resolve(model, "champion"), lineage.resolve(model, "previous")
+    if before is None:
+        raise LineageError(f"nothing of {name} has been released yet: there is no champion to roll back")
+    if now is None:
+        raise LineageError(f"{before.label} is the first release of {name}: there is no previous one to go back to")
+    return now, before
 
 
 def roll_back(lineage: Lineage, name: str) -> tuple[Version, Version]:
@@ -45,17 +61,12 @@ def roll_back(lineage: Lineage, name: str) -> tuple[Version, Version]:
     `previous` then names what that release had replaced, so a second call goes one further back.
     Returns (champion now, champion before). Raises LineageError when there is nothing to go back to.
     """
-    model = registered_model(name, "release")
-    before, now = lineage.resolve(model, "champion"), lineage.resolve(model, "previous")
-    if before is None:
-        raise LineageError(f"nothing of {name} has been released yet: there is no champion to roll back")
-    if now is None:
-        raise LineageError(f"{before.label} is the first release of {name}: there is no previous one to go back to")
+    now, before = rolled_back_to(lineage, name)
     _move(lineage, "champion", now.label)
     if REPLACES in now.tags:
         _move(lineage, "previous", now.tags[REPLACES])
     else:
-        lineage.client.delete_registered_model_alias(model, "previous")
+        lineage.client.delete_registered_model_alias(now.model, "previous")
     return now, before
 
 

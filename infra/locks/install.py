@@ -1,6 +1,7 @@
 """Install Lockstep and everything it needs, exactly as locked, into the environment of the interpreter that runs this.
 
     python infra/locks/install.py cpu|gpu
+    python infra/locks/install.py llmcompressor FOLDER    (llm-compressor alone, into that folder)
 
 uv does it in a quarter of pip's time. uv does not read pip's settings, so those that say where packages come from are
 handed on. The build of torch is not hashed in the lock of the CPU: each machine has its own source of it.
@@ -16,15 +17,20 @@ UV = "uv==0.13.9"
 TORCH = {"cpu": "torch==2.13.0+cpu"}  # the GPU's torch is an ordinary locked package
 
 
-def main(variant: str) -> None:
-    """Install variant `cpu` or `gpu`. Exits with the installer's own code when a package cannot be had."""
+def main(variant: str, folder: str | None = None) -> None:
+    """Install variant `cpu` or `gpu`, or only the packages of a lock into `folder`. Exits with the installer's own code
+    when a package cannot be had."""
     pip = [sys.executable, "-m", "pip"]
     _run([*pip, "install", "--quiet", "--disable-pip-version-check", UV])
     env, extra = _sources(pip)
     # compiled now, or the first start of every service would spend half a minute on it
     options = ["--python", sys.executable, "--no-deps", "--compile-bytecode"]
     install = [sys.executable, "-m", "uv", "pip", "install", *options]
+    if folder:
+        install += ["--target", folder]
     _run([*install, "--require-hashes", "-r", str(LOCKS / f"{variant}.txt")], env)
+    if folder:
+        return
     if variant in TORCH:
         _run([*install, TORCH[variant]], env | extra)
     _run([*install, "--quiet", "--no-build-isolation", "--editable", str(LOCKS.parents[1])], env)
@@ -50,6 +56,6 @@ def _run(command: list[str], env: dict[str, str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["cpu"], ["gpu"]):
+    if sys.argv[1:] not in (["cpu"], ["gpu"]) and (len(sys.argv) != 3 or sys.argv[1] != "llmcompressor"):
         sys.exit(__doc__)
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -13,8 +13,10 @@ from infra.services import supervise
 from infra.services.home import home
 from infra.services.record import Record
 from infra.services.supervise import LOOPBACK, ServiceError
+from infra.serving.state import KEY_VARIABLE, Wish
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+FLEET = "fleet"
 READY_S = 180.0
 
 Say = Callable[[str], None]
@@ -30,6 +32,37 @@ def up(say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = N
     with _locked(), ThreadPoolExecutor() as pool:
         starts = [pool.submit(_prefect, say, prefect_port), pool.submit(_mlflow, say, mlflow_port)]
         return [record for start in starts for record in start.result()]
+
+
+def serve(say: Say, wish: Wish, *, port: int | None = None) -> Record:
+    """Start the fleet, or leave the one that runs; it serves `wish`. Gives its record; its address is the stable one.
+
+    port: None takes the port that it had before, or `wish.config.port`, or the next free one.
+    Raises ServiceError when a fleet of another target runs, or when others than this machine would need no key.
+    """
+    if wish.config.host != LOOPBACK and not os.environ.get(KEY_VARIABLE):
+        raise ServiceError(
+            f"release.fleet.host={wish.config.host} is open to other machines: set {KEY_VARIABLE} to a key that "
+            f"clients must send, or use {LOOPBACK}"
+        )
+    with _locked():
+        before, last = Record.read(FLEET), Wish.read()
+        if before and supervise.alive(before):
+            if last and last.name != wish.name:
+                raise ServiceError(f"the fleet serves {last.name}: run `lockstep down` before it serves {wish.name}")
+        else:
+            wish.model_copy(update={"generation": last.generation + 1 if last else 0}).write()
+        command = [sys.executable, "-u", "-m", "infra.serving.process"]
+        record = _ensure(FLEET, lambda port: [*command, str(port)], wish.config.port, port, {}, say)
+        supervise.wait_ready(record, lambda: healthy(record), READY_S)
+        return record
+
+
+def stop_serving() -> bool:
+    """End the fleet alone; whether there was one."""
+    with _locked():
+        record = Record.read(FLEET)
+        return record is not None and supervise.stop(record) > 0
 
 
 def down(say: Say) -> int:
@@ -51,7 +84,7 @@ def healthy(record: Record) -> bool:
     """Whether the service runs and, if it listens, answers."""
     if not supervise.alive(record):
         return False
-    paths = {"prefect": "/api/health", "mlflow": "/health"}
+    paths = {"prefect": "/api/health", "mlflow": "/health", FLEET: "/fleet"}
     return answers(record.address + paths[record.name]) if record.name in paths else True
 
 

@@ -12,6 +12,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -60,6 +61,14 @@ class Traffic(BaseModel):
         for prompt in self.held_out:
             by_domain.setdefault(prompt.domain, []).append(prompt.token_ids)
         return by_domain
+
+    def train_ids(self, count: int) -> list[list[int]]:
+        """Token ids of `count` prompts to train on, or of all, the domains in turn."""
+        by_domain: dict[str, list[list[int]]] = {}
+        for prompt in self.train:
+            by_domain.setdefault(prompt.domain, []).append(prompt.token_ids)
+        turns = zip_longest(*by_domain.values())
+        return [tokens for turn in turns for tokens in turn if tokens][:count]
 
     def held_out_digest(self) -> str:
         """`sha256:` of the held-out prompts' token ids by domain."""

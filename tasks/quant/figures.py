@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 
 from infra.config.quant import QuantizeConfig
 from infra.store.refs import ArtifactRef
@@ -17,7 +18,7 @@ TASK_FIGURES = ("quant_task_accuracy_base", "quant_task_accuracy", "quant_task_d
 def rows(
     base: View,
     quant: View,
-    speculating: Measurement | None,
+    drafted: Sequence[Measurement],
     *,
     config: QuantizeConfig,
     artifacts: tuple[ArtifactRef, ArtifactRef],
@@ -27,38 +28,56 @@ def rows(
 ) -> list[dict]:
     """Evidence rows of a quant against its base.
 
-    speculating: the quant with its target's drafter, None where there is no drafter.
+    drafted: the quant with its target's drafter, and with the retrained one, as far as there are.
     artifacts: base and quant. prompts: what was answered. concurrency: requests in flight meanwhile.
     """
     listed = json.dumps(prompts, sort_keys=True).encode()
     labels = dict(subject=subject, dataset_digest="sha256:" + hashlib.sha256(listed).hexdigest())
     asked = questions.load(config.tasks, config.task_questions, config.seed)
     original, copy = artifacts
+    compared = questions.accuracy_comparison(
+        base.answers,
+        quant.answers,
+        figures=TASK_FIGURES,
+        subject=subject,
+        seed=config.seed,
+        dataset_digest=questions.digest(asked),
+    )
     found = [
         *fidelity.rows(base.scored, quant.scored, seed=config.seed, **labels),
-        *questions.accuracy_comparison(
-            base.answers,
-            quant.answers,
-            figures=TASK_FIGURES,
-            subject=subject,
-            seed=config.seed,
-            dataset_digest=questions.digest(asked),
-        ),
+        *compared,
+        *_recovery(compared),
         row("quant_bytes", copy.bytes, n=1, unit="bytes", subject=subject),
         row("quant_size_ratio", copy.bytes / original.bytes, n=1, unit="ratio", subject=subject),
         *_labelled(quant.speed, labels),
         speedup_row(quant.speed, base.speed, figure="quant_speedup", concurrency=concurrency, **labels),
     ]
-    if speculating:
+    for speculating, suffix in zip(drafted, ("", "_retrained"), strict=False):
+        figure = f"quant_speculation_speedup{suffix}"
         found += [
-            *_labelled(speculating, labels),
-            speedup_row(
-                speculating, quant.speed, figure="quant_speculation_speedup", concurrency=concurrency, **labels
-            ),
-            *identity_rows(quant.speed.outputs, speculating.outputs, prefix="quant_", **labels),
+            *(_as_quant(measured) | labels for measured in speculating.rows),
+            speedup_row(speculating, quant.speed, figure=figure, concurrency=concurrency, **labels),
         ]
+        if not suffix:
+            found += identity_rows(quant.speed.outputs, speculating.outputs, prefix="quant_", **labels)
     return found
+
+
+def _recovery(compared: list[dict]) -> Iterator[dict]:
+    """quant_recovery by domain: accuracy of the quant over that of the base, from the rows of their paired difference;
+    its interval is the difference's, the base's accuracy taken as it is. None where the base answers nothing right."""
+    base, _, difference = ({r["domain"]: r for r in compared if r["figure"] == f} for f in TASK_FIGURES)
+    for domain, change in difference.items():
+        if (right := base[domain]["value"]) > 0:
+            ends = {end: 1 + change[end] / right for end in ("value", "low", "high")}
+            yield change | ends | {"figure": "quant_recovery", "unit": "ratio"}
 
 
 def _labelled(measurement: Measurement, labels: dict) -> list[dict]:
     return [measured | labels for measured in measurement.rows]
+
+
+def _as_quant(measured: dict) -> dict:
+    """A row whose figure says that it is of a quant."""
+    figure = measured["figure"]
+    return measured | {"figure": figure if figure.startswith("quant_") else f"quant_{figure}"}

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from infra.config.quant import QuantizeConfig
+from infra.config.quant import ROUND_TO_NEAREST, QuantizeConfig
 from infra.engine.pin import accelerated
 
 
@@ -14,15 +14,17 @@ class SchemeError(ValueError):
 
 class Scheme(NamedTuple):
     """name: its compressed-tensors preset. grouped: weights have a scale per group of `group_size` inputs, else per
-    output channel. min_capability: oldest CUDA compute capability, times ten, whose kernels run it in vLLM 0.32.
-    cpu_needs: instruction set that its CPU kernels need, None where any will do. cpu_dtypes: activation types of its
-    CPU kernels."""
+    output channel or the scheme's own groups. min_capability: oldest CUDA compute capability, times ten, whose kernels
+    run it in vLLM 0.32. cpu_needs: instruction set that its CPU kernels need, `CUDA` where there are none, None where
+    any will do. cpu_dtypes: activation types of its CPU kernels. calibrated: it needs a recipe, which measures
+    activations."""
 
     name: str
     grouped: bool
     min_capability: int
     cpu_needs: str | None
     cpu_dtypes: tuple[str, ...]
+    calibrated: bool = False
 
 
 HALF = ("bfloat16", "float16")
@@ -34,6 +36,7 @@ SCHEMES = {
         Scheme("W8A8", grouped=False, min_capability=75, cpu_needs=None, cpu_dtypes=("float32", *HALF)),
         Scheme("FP8_DYNAMIC", grouped=False, min_capability=75, cpu_needs=None, cpu_dtypes=("float32", *HALF)),
         Scheme("W4A16", grouped=True, min_capability=75, cpu_needs="avx512f", cpu_dtypes=HALF),
+        Scheme("NVFP4", grouped=False, min_capability=75, cpu_needs="CUDA", cpu_dtypes=(), calibrated=True),
     )
 }
 
@@ -63,15 +66,17 @@ def check(config: QuantizeConfig, model: Path, device: Device, dtype: str) -> Sc
     Raises SchemeError saying what does not fit and what to change.
     """
     scheme = SCHEMES[config.scheme]
+    if scheme.calibrated and config.recipe == ROUND_TO_NEAREST:
+        raise SchemeError(f"quantize.scheme={scheme.name} needs scales of activations: set quantize.recipe=PTQ")
     if device.capability is not None and device.capability < scheme.min_capability:
         raise SchemeError(
             f"quantize.scheme={scheme.name} needs CUDA compute capability {scheme.min_capability / 10}, this GPU has "
             f"{device.capability / 10}: choose another scheme or GPU"
         )
     if device.capability is None and scheme.cpu_needs and scheme.cpu_needs not in device.instructions:
+        what = "a GPU" if scheme.cpu_needs == "CUDA" else f"a CPU with {scheme.cpu_needs} or a GPU"
         raise SchemeError(
-            f"quantize.scheme={scheme.name} needs a CPU with {scheme.cpu_needs} or a GPU, which this machine lacks: "
-            f"use quantize.scheme=W8A8"
+            f"quantize.scheme={scheme.name} needs {what}, which this machine lacks: use quantize.scheme=W8A8"
         )
     dtypes = scheme.cpu_dtypes if device.capability is None else HALF
     if dtype not in dtypes:

@@ -27,7 +27,7 @@ from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import Measurement
 from tasks.evaluate.benchmarks import benchmark
 from tasks.quant import figures, view
-from tasks.quant.data_free import quantize
+from tasks.quant.quantizers import quantizer
 from tasks.quant.schemes import check, local_device
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def check_scheme(config: TargetConfig, quantization: QuantizeConfig, dtype: str,
 
 
 @durable(name="quantize weights", pools=["trainer"])
-def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) -> Made:
-    """The quantized copy of `target` in the store.
+def quantize_weights(target: ArtifactRef, config: QuantizeConfig, texts: list[list[int]], dtype: str) -> Made:
+    """The quantized copy of `target` in the store. texts: token ids that a recipe is calibrated on.
 
     Raises SchemeError before any work when the model or this machine's engine, with activations of `dtype`, cannot use
     the scheme, BenchmarkError when one of `config.tasks` does not exist.
@@ -96,9 +96,10 @@ def quantize_weights(target: ArtifactRef, config: QuantizeConfig, dtype: str) ->
     _checked(model, config, dtype)
     home().mkdir(parents=True, exist_ok=True)  # beside the store, which then shares the files instead of copying them
     with tempfile.TemporaryDirectory(prefix="quantize-", dir=home()) as folder, spans.measure("quantize"):
-        report(f"quantizing to {config.scheme}")
-        quantize(model, config, Path(folder))
-        artifact = store.put(Path(folder), "quant", producer=f"{COMMAND} {config.scheme}", inputs=[target])
+        report(f"quantizing to {config.scheme} by {config.recipe}")
+        quantizer(config)(model, config, texts, Path(folder))
+        producer = f"{COMMAND} {config.scheme} {config.recipe}"
+        artifact = store.put(Path(folder), "quant", producer=producer, inputs=[target])
     return Made(artifact=artifact, spans=spans.seconds)
 
 
@@ -140,16 +141,17 @@ def write_evidence(
     quant: Version,
     base: ArtifactRef,
     copy: ArtifactRef,
-    tried: Measurement | None,
+    drafted: list[Measurement],
     prompts: Prompts,
     config: QuantizeFlowConfig,
 ) -> ArtifactRef:
-    """The evidence table about the quant in the store, from the views of its base and of itself."""
+    """The evidence table about the quant in the store, from the views of its base and of itself. drafted: the quant
+    with its target's drafter, as it is and retrained, as far as there are."""
     store = open_store()
     rows = figures.rows(
         view.View.read(store.open(base)),
         view.View.read(store.open(copy)),
-        tried,
+        drafted,
         config=config.quantize,
         artifacts=(target.artifact, quant.artifact),
         prompts=prompts,
@@ -170,6 +172,7 @@ def read_evidence(artifact: ArtifactRef) -> "pd.DataFrame":
 def _checked(model: Path, config: QuantizeConfig, dtype: str) -> str:
     for name in config.tasks:
         benchmark(name)
+    quantizer(config)
     return check(config, model, local_device(), dtype).name
 
 

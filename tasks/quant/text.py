@@ -18,6 +18,7 @@ SENTENCES = (
     ("quant_size_ratio", "size against the base's", "{:.2f}"),
     ("quant_speedup", "speed against the base's", "{:.2f}x"),
     ("quant_acceptance_length", "acceptance length of the target's drafter on it", "{:.2f}"),
+    ("quant_acceptance_length_retrained", "acceptance length once it has learned from the quant", "{:.2f}"),
     ("quant_speculation_speedup", "speed with the drafter against without", "{:.2f}x"),
     ("quant_output_identity", "greedy answers the drafter leaves as they are", "{:.1%}"),
 )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from infra.config.release import Part
@@ -12,6 +13,8 @@ from infra.lineage.lineage import Lineage
 from infra.lineage.versions import Kind, LineageError, Version, registered_model
 from infra.store.base import Store
 from tasks.evaluate import evidence
+from tasks.release import fit
+from tasks.release.against import drafter_rows, quant_rows
 
 PRODUCER = "lockstep release"
 TABLE = "evidence.parquet"
@@ -86,8 +89,25 @@ def gather(lineage: Lineage, store: Store, candidate: Candidate, folder: Path) -
         rows.append(
             evidence.row("parent_is_champion", float(against), n=1, unit="1 or 0", subject=candidate.subjects["target"])
         )
+    for part in candidate.versions[1:]:
+        rows += fit.rows(store, candidate.target, part)
+    rows += _compared(lineage, store, candidate, measured)
     own = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=PRODUCER)
     evidence.write(evidence.concat([*measured, own]), folder / TABLE)
+
+
+def _compared(lineage: Lineage, store: Store, candidate: Candidate, measured: list[pd.DataFrame]) -> list[dict]:
+    """What the evidence says of the drafter beside the champion's, and on the quant beside the target."""
+    if candidate.drafter is None:
+        return []
+    table, rows = evidence.concat(measured), []
+    champion = lineage.resolve(candidate.drafter.model, "champion")
+    if champion and champion.label != candidate.drafter.label and champion.evidence:
+        theirs = evidence.concat([evidence.read(store.open(ref) / TABLE) for ref in champion.evidence])
+        rows += drafter_rows(table, theirs, subject=candidate.drafter.subject, champion=champion.subject)
+    if candidate.quant:
+        rows += quant_rows(table, drafter=candidate.drafter.subject, quant=candidate.quant.subject)
+    return rows
 
 
 def _part(lineage: Lineage, target: Version, kind: Kind, which: str, made_for: MadeFor) -> Version | None:

@@ -11,7 +11,7 @@ class Decision(BaseModel):
     """Which parts are released.
 
     target: false when the release is refused. reasons: for each part that is left out the figures that cost it.
-    warnings: gates that could not decide and let it pass.
+    warnings: gates that a person waived, and those that could not decide and let it pass.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -34,12 +34,12 @@ class Decision(BaseModel):
 
 
 def decide(verdicts: Sequence[Verdict], *, drafter: bool, quant: bool) -> Decision:
-    """A failed target or safety gate refuses the release, a failed drafter or quant gate releases without that part.
+    """A failed target, safety or live gate refuses the release, a failed drafter or quant gate leaves that part out.
 
     drafter, quant: whether there is one to release.
     """
     against = {part: [v.reason for v in verdicts if v.counts and v.part == part] for part in _PARTS}
-    refused = against["target"] + against["safety"]
+    refused = against["target"] + against["safety"] + against["live"]
     if refused:
         return Decision(target=False, drafter=False, quant=False, reasons=refused, warnings=_warnings(verdicts))
     reasons = [
@@ -57,8 +57,9 @@ def decide(verdicts: Sequence[Verdict], *, drafter: bool, quant: bool) -> Decisi
     )
 
 
-_PARTS = ("target", "drafter", "quant", "safety")
+_PARTS = ("target", "drafter", "quant", "safety", "live")
 
 
 def _warnings(verdicts: Sequence[Verdict]) -> list[str]:
-    return [v.reason for v in verdicts if v.verdict == "undecided" and not v.counts]
+    waived = [f"{v.reason}; waived by {v.waived}" for v in verdicts if v.waived]
+    return waived + [v.reason for v in verdicts if v.verdict == "undecided" and not v.counts and not v.waived]

@@ -8,7 +8,7 @@ from typing import Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.config.release import Gate, Part
+from infra.config.release import Gate, Part, Waiver
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 OUT_OF_REACH = 1000.0  # an interval this many times as wide as it may be: nobody asks a million times the questions
@@ -41,10 +41,16 @@ class Verdict(BaseModel):
     counts: bool
     needed_n: int | None = None
     reason: str = Field("", description="one line, empty when it passed")
+    waived: str = Field("", description="who lets it pass, and why; it does not count then")
 
 
 def judge(
-    evidence: pd.DataFrame, gates: Sequence[Gate], subjects: Mapping[Part, str], *, has_parent: bool = True
+    evidence: pd.DataFrame,
+    gates: Sequence[Gate],
+    subjects: Mapping[Part, str],
+    *,
+    has_parent: bool = True,
+    waivers: Sequence[Waiver] = (),
 ) -> list[Verdict]:
     """A verdict of every gate over each row of its figure, in the order of `gates`.
 
@@ -53,14 +59,21 @@ def judge(
     subjects: evidence name of each part that is to be released (`{"target": "target:smol/2", "safety": ...}`); gates of
         other parts are left out.
     has_parent: whether the target was trained from another version; if not, gates `against_parent` are left out.
+    waivers: their gates' verdicts stay what they are, but do not count.
     """
+    waived = {w.gate: f"{w.by}: {w.reason}" for w in waivers}
     verdicts = []
     for gate in gates:
         if gate.part not in subjects or (gate.against_parent and not has_parent):
             continue
         rows = _rows(evidence, gate, subjects[gate.part])
-        verdicts += [_verdict(gate, row) for row in rows] or [_absent(gate, subjects[gate.part])]
-    return verdicts
+        verdicts += [_verdict(gate, row) for row in rows]
+        if not rows and gate.on_absent == "fail":
+            verdicts.append(_absent(gate, subjects[gate.part]))
+    return [
+        v.model_copy(update={"counts": False, "waived": waived[v.name]}) if v.counts and v.name in waived else v
+        for v in verdicts
+    ]
 
 
 def _rows(evidence: pd.DataFrame, gate: Gate, subject: str) -> list[dict]:

@@ -1,13 +1,13 @@
 """Serve what is released and ask it questions, as its users will."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
 
 from infra.cluster.session import session
-from infra.config.release import ReleaseConfig
 from infra.config.target import EngineConfig
 from infra.engine.answers import SpeculationCounters
 from infra.engine.client import EngineClient
@@ -23,14 +23,10 @@ class ServeError(RuntimeError):
     """The released combination does not serve as it must."""
 
 
-def spec_of(model: Path, drafter: Path | None, engine: EngineConfig, release: ReleaseConfig) -> EngineSpec:
+def spec_of(model: Path, drafter: Path | None, engine: EngineConfig, num_speculative_tokens: int) -> EngineSpec:
     """The engine that serves `model` (the target, or its quantized copy) with `drafter`."""
-    speculation = drafter and Speculation(
-        method="eagle3", model=drafter, num_speculative_tokens=release.num_speculative_tokens
-    )
-    return EngineSpec(
-        model=model, role=Role.serve, config=engine, speculation=speculation, host=release.host, port=release.port
-    )
+    speculation = drafter and Speculation(method="eagle3", model=drafter, num_speculative_tokens=num_speculative_tokens)
+    return EngineSpec(model=model, role=Role.serve, config=engine, speculation=speculation)
 
 
 def serve_and_ask(spec: EngineSpec, questions: list[str], max_new_tokens: int) -> Served:
@@ -44,21 +40,21 @@ def serve_and_ask(spec: EngineSpec, questions: list[str], max_new_tokens: int) -
         with spans.measure("engine_start"):
             handle = stack.enter_context(session().engine(spec, progress=report))
         with spans.measure("engine"):
-            answers, counters = asyncio.run(ask(handle, questions, max_new_tokens))
+            answers, counters = asyncio.run(_ask_and_count(handle, questions, max_new_tokens))
     return Served(answers=answers, accepted=counters.accepted_tokens, drafts=counters.drafts, spans=dict(spans.seconds))
 
 
 async def ask(
-    handle: EngineHandle, questions: list[str], max_new_tokens: int
-) -> tuple[list[Answer], SpeculationCounters]:
-    """Answers, and what speculation did for them. Raises ServeError as `serve_and_ask` does."""
+    handle: EngineHandle, questions: list[str], max_new_tokens: int, headers: Mapping[str, str] | None = None
+) -> list[Answer]:
+    """Answers to `questions`. headers: sent with each. Raises ServeError as `serve_and_ask` does."""
     open_paths = await exposed(handle)
     if open_paths:
         raise ServeError(
             f"the engine that serves the release answers on {', '.join(open_paths)}: it must not be released"
         )
     answers = []
-    async with EngineClient(handle) as client:
+    async with EngineClient(handle, headers=headers) as client:
         for i, question in enumerate(questions):
             report("asking the released engine", i, len(questions))
             got = await client.chat([{"role": "user", "content": question}], max_tokens=max_new_tokens, temperature=0.0)
@@ -67,6 +63,14 @@ async def ask(
             answers.append(
                 Answer(question=question, answer=got.text, tokens=len(got.token_ids), finish_reason=got.finish_reason)
             )
+    return answers
+
+
+async def _ask_and_count(
+    handle: EngineHandle, questions: list[str], max_new_tokens: int
+) -> tuple[list[Answer], SpeculationCounters]:
+    answers = await ask(handle, questions, max_new_tokens)
+    async with EngineClient(handle) as client:
         return answers, await client.speculation()
 
 

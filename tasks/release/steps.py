@@ -6,8 +6,7 @@ from pathlib import Path
 
 from infra.config.flows import ReleaseFlowConfig
 from infra.config.release import ReleaseConfig
-from infra.config.target import EngineConfig
-from infra.lineage.aliases import nominate, promote
+from infra.lineage.aliases import nominate
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import Version
 from infra.services import runs
@@ -18,8 +17,9 @@ from tasks.evaluate import evidence
 from tasks.release.answers import Served
 from tasks.release.approval import Approval
 from tasks.release.candidate import PRODUCER, TABLE, Candidate, choose, gather
-from tasks.release.record import Judgement, judge_candidate, keep
+from tasks.release.record import REFUSAL, Judgement, judge_candidate, keep
 from tasks.release.serve import serve_and_ask, spec_of
+from tasks.release.triple import SERVING, Serving
 
 JUDGED = "lockstep.judged"  # tag of a target version: the run that judged it last, and its parts
 
@@ -68,17 +68,17 @@ def gather_evidence(candidate: Candidate, run: str) -> ArtifactRef:
 @durable(name="judge by the gates")
 def judge_by_gates(candidate: Candidate, table: ArtifactRef, config: ReleaseConfig) -> Judgement:
     """Verdicts of `config.gates` over the evidence in `table`, and what they allow."""
-    return judge_candidate(candidate, config.gates, evidence.read(open_store().open(table) / TABLE))
+    return judge_candidate(candidate, config, evidence.read(open_store().open(table) / TABLE))
 
 
 @durable(name="serve and ask", pools=["engines"])
-def serve_release(released: Candidate, engine: EngineConfig, config: ReleaseConfig, run: str) -> Served:
+def serve_release(released: Candidate, config: ReleaseFlowConfig, run: str) -> Served:
     """What the released combination answers, served by one engine as its users will meet it."""
     store = open_store()
     model = released.quant or released.target
     drafter = store.open(released.drafter.artifact) if released.drafter else None
-    spec = spec_of(store.open(model.artifact), drafter, engine, config)
-    return serve_and_ask(spec, config.questions, config.max_new_tokens)
+    spec = spec_of(store.open(model.artifact), drafter, config.engine, config.release.num_speculative_tokens)
+    return serve_and_ask(spec, config.release.questions, config.release.max_new_tokens)
 
 
 @durable(name="keep the record")
@@ -89,7 +89,7 @@ def keep_record(candidate: Candidate, table: ArtifactRef, judgement: Judgement, 
 
 def refuse(candidate: Candidate, refusal: str, record: ArtifactRef) -> None:
     """Write on the target version that it was refused, why, and where the record is."""
-    tags = {"lockstep.refused": refusal, "lockstep.refusal": record.model_dump_json()}
+    tags = {"lockstep.refused": refusal, REFUSAL: record.model_dump_json()}
     Lineage().tag(candidate.target, tags)
 
 
@@ -101,7 +101,7 @@ def register(
     mlflow_run: str,
     approval: Approval | None,
 ) -> Version:
-    """Register the release and make it the candidate, then the champion. approval: a person's, where one was asked."""
+    """Register the release and make it the candidate. approval: a person's, where one was asked."""
     lineage = Lineage()
     decision = judgement.decision
     release = lineage.register_release(
@@ -115,11 +115,11 @@ def register(
         tags={
             "lockstep.left_out": "; ".join(decision.reasons),
             "lockstep.warnings": "; ".join(decision.warnings),
+            SERVING: Serving.of(config).model_dump_json(),
             **({"lockstep.approval": approval.model_dump_json()} if approval else {}),
         },
     )
     nominate(lineage, release)
-    promote(lineage, release)
     return release
 
 

@@ -43,5 +43,21 @@ def markdown(title: str, decision: Decision, verdicts: Sequence[Verdict], answer
     return "\n".join(lines)
 
 
+def terminal(decision: Decision, verdicts: Sequence[Verdict]) -> str:
+    """One line a verdict, then what they allow."""
+    table = [
+        (
+            v.verdict + (" (waived)" if v.waived else ""),
+            v.part,
+            v.name + (f" ({v.domain})" if v.domain else ""),
+            f"{_number(v.value) or 'not measured'}, must be {v.comparison} {v.bound:g}, n={v.n}",
+        )
+        for v in verdicts
+    ]
+    widths = [max((len(row[i]) for row in table), default=0) for i in range(3)]
+    lines = ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in table]
+    return "\n".join([*lines, *(f"- {line}" for line in [*decision.reasons, *decision.warnings])])
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"

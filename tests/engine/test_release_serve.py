@@ -16,7 +16,7 @@ from infra.lineage.versions import LineageError, Version
 from infra.store.local import LocalStore
 from infra.store.open import open_store
 from tasks.evaluate import evidence
-from tasks.release import serve, steps
+from tasks.release import serve, steps, takeover
 from tasks.release.candidate import choose
 from tasks.release.record import judge_again
 
@@ -74,13 +74,15 @@ def test_release_then_refuse(house, tmp_path: Path):
     assert "slower than plain decoding" in decision.reasons[0]
 
     kept = candidate.kept(drafter=decision.drafter, quant=decision.quant)
-    served = steps.serve_release.fn(kept, config.engine, config.release, "run")
+    served = steps.serve_release.fn(kept, config, "run")
     assert [a.question for a in served.answers] == config.release.questions
     assert all(1 <= a.tokens <= 8 for a in served.answers)
     assert served.drafts == 0
     assert served.spans["engine_start"] > 0
     record = steps.keep_record.fn(candidate, table, judgement, served)
-    release = steps.register(kept, judgement, record, config, "")
+    release = steps.register(kept, judgement, record, config, "", None)
+    assert aliases(lineage, "released") == {"candidate": release.label}
+    takeover.make_champion(kept, release, None, config)
     assert aliases(lineage, "released") == {"champion": release.label}
     assert release.parts == {"target": two.label}
     assert "speculation_speedup" in release.tags["lockstep.left_out"]

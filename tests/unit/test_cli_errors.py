@@ -27,7 +27,7 @@ def lockstep(tmp_path, monkeypatch):
     ("arguments", "code", "said"),
     [
         (["rl", "--set", "rl.learning_rate=1"], 2, "unknown key rl.learning_rate: did you mean rl.lr?"),
-        (["rl", "--preset", "smoll"], 2, "preset 'smoll' is not known: use smol or tiny"),
+        (["rl", "--preset", "smoll"], 2, "preset 'smoll' is not known: use h200 or smol or tiny"),
         (["rl", "--config", "none.toml"], 2, "none.toml: cannot be read"),
         (["rl", "--set", "target.source=."], 2, "has no config.json: it is not a model"),
         (["rl", "--set", "target.source=nowhere"], 2, "nowhere is not a folder"),

@@ -4,7 +4,9 @@ import pytest
 
 from infra.config.quant import QuantizeConfig
 from infra.store.models import resolve
+from tasks.quant import compressor
 from tasks.quant.data_free import quantize
+from tasks.quant.quantizers import quantizer
 from tasks.quant.schemes import SCHEMES, Device, SchemeError, check, local_device, quantized_linears
 
 ANY_CPU = Device(None, frozenset({"avx2"}))
@@ -30,7 +32,7 @@ def half(model, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if not scheme.calibrated])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_weight_is_within_half_a_step_of_its_copy(model, half, dtype, scheme, tmp_path):
     import torch
@@ -112,3 +114,17 @@ def test_layers_that_do_not_exist_or_are_tied_cannot_be_chosen(model):
 def test_this_machine_has_a_device():
     device = local_device()
     assert (device.capability is None) == bool(device.instructions)
+
+
+def test_a_scheme_of_measured_activations_needs_a_recipe_and_a_gpu(model):
+    with pytest.raises(SchemeError, match="NVFP4 needs scales of activations: set quantize.recipe=PTQ"):
+        check(config("NVFP4"), model, H200, "bfloat16")
+    with pytest.raises(SchemeError, match="NVFP4 needs a GPU, which this machine lacks"):
+        check(config("NVFP4", recipe="PTQ"), model, ANY_CPU, "bfloat16")
+    assert check(config("NVFP4", recipe="PTQ"), model, H200, "bfloat16").name == "NVFP4"
+
+
+def test_a_recipe_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(SchemeError, match="recipe=GPTW is no recipe: use RTN, AWQ, GPTQ, PTQ, SmoothQuant"):
+        quantizer(config(recipe="GPTW"))
+    assert quantizer(config(recipe="GPTQ")) is compressor.quantize

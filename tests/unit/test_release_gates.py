@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from infra.config.release import DEFAULT_GATES, Gate, ReleaseConfig
+from infra.config.release import DEFAULT_GATES, Gate, ReleaseConfig, Waiver
 from tasks.evaluate import evidence
+from tasks.release.against import drafter_rows, quant_rows
 from tasks.release.decision import decide
 from tasks.release.gates import COMPARE, judge
-from tasks.release.text import markdown, rows
+from tasks.release.text import markdown, rows, terminal
 
 SUBJECTS = {"target": "target:smol/2", "drafter": "drafter:smol/1", "quant": "quant:smol/1", "safety": "release of 2"}
 NAN = math.nan
@@ -185,3 +186,78 @@ def test_evidence_survives_its_file(tmp_path: Path):
     evidence.write(rows_, tmp_path / "evidence.parquet")
     kept = evidence.read(tmp_path / "evidence.parquet")
     assert judge(kept, [gate()], SUBJECTS) == judge(rows_, [gate()], SUBJECTS)
+
+
+def test_a_waived_gate_keeps_its_verdict_and_does_not_count():
+    slow = gate(name="slow", part="drafter", figure="d", bound=1.0)
+    rows_ = table(row("d", 0.5, subject=SUBJECTS["drafter"]))
+    waivers = [Waiver(gate="slow", by="Ada", reason="a trial for one day")]
+    (found,) = judge(rows_, [slow], SUBJECTS, waivers=waivers)
+    assert (found.verdict, found.counts, found.waived) == ("fail", False, "Ada: a trial for one day")
+    decision = decide([found], drafter=True, quant=False)
+    assert decision.drafter and decision.reasons == []
+    assert decision.warnings == [f"{found.reason}; waived by Ada: a trial for one day"]
+    assert "fail (waived)  drafter  slow  0.5, must be >= 1, n=100" in terminal(decision, [found])
+
+
+def test_who_may_waive_what():
+    gates, ada = [gate(), gate(name="d", part="drafter")], {"by": "Ada", "reason": "why not"}
+    assert ReleaseConfig(gates=gates, waivers=[Waiver(gate="d", **ada)]).waivers
+    with pytest.raises(ValidationError, match="'g' guards the target, whose gates are not to be waived"):
+        ReleaseConfig(gates=gates, waivers=[Waiver(gate="g", **ada)])
+    assert ReleaseConfig(gates=gates, waivers=[Waiver(gate="g", **ada)], waivable=["target"]).waivers
+    with pytest.raises(ValidationError, match="no gate is called 'dd': did you mean d"):
+        ReleaseConfig(gates=gates, waivers=[Waiver(gate="dd", **ada)])
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        Waiver(gate="d", by="", reason="x")
+
+
+def test_live_gates_refuse_and_figures_that_may_be_absent_are_skipped():
+    live = gate(name="l", part="live", figure="live_error_share", comparison="<=", bound=0.01)
+    subjects = SUBJECTS | {"live": "release:smol/2"}
+    rows_ = table(row("live_error_share", 0.5, subject="release:smol/2", domain="30%"))
+    found = judge(rows_, [live, gate(figure="absent", on_absent="skip")], subjects)
+    assert [(v.name, v.domain, v.verdict) for v in found] == [("l", "30%", "fail")]
+    assert not decide(found, drafter=True, quant=True).target
+    assert judge(rows_, [live], SUBJECTS) == []  # nothing is live yet
+
+
+def test_a_drafter_beside_the_champions_by_domain_and_position():
+    """sqrt(0.03^2 + 0.04^2) = 0.05."""
+
+    def side(subject: str, length: float, half: float, n: int, latency: float) -> pd.DataFrame:
+        labels = dict(subject=subject, domain="chat", concurrency=8)
+        return table(
+            row("acceptance_length", 9.0, n=n, low=9.0, high=9.0, **labels),  # an earlier measurement
+            row("acceptance_length", length, n=n, low=length - half, high=length + half, **labels),
+            row("acceptance_rate_position_2", length / 4, n=n, low=length / 4, high=length / 4, **labels),
+            row("itl_p99", latency, n=n, **labels),
+        )
+
+    found = drafter_rows(side("drafter:smol/2", 2.0, 0.03, 300, 8.0), side("drafter:smol/1", 2.4, 0.04, 200, 4.0),
+                         subject="drafter:smol/2", champion="drafter:smol/1")  # fmt: skip
+    by_figure = {(r["figure"], r["domain"]): r for r in found}
+    assert set(by_figure) == {
+        ("acceptance_length_difference", "chat"),
+        ("acceptance_rate_difference", "chat, position 2"),
+        ("itl_p99_ratio", "chat"),
+    }
+    length = by_figure["acceptance_length_difference", "chat"]
+    assert (length["value"], length["low"], length["high"]) == pytest.approx((-0.4, -0.45, -0.35))
+    assert (length["n"], length["subject"], length["concurrency"]) == (200, "drafter:smol/2", 8)
+    assert by_figure["acceptance_rate_difference", "chat, position 2"]["value"] == pytest.approx(-0.1)
+    assert by_figure["itl_p99_ratio", "chat"]["value"] == 2.0
+    worse = [g for g in DEFAULT_GATES if g.figure == "acceptance_length_difference"]
+    (verdict,) = judge(table(*found), worse, {"drafter": "drafter:smol/2"})
+    assert (verdict.verdict, verdict.counts) == ("fail", True)
+
+
+def test_a_drafter_on_the_quant_beside_itself_on_the_target():
+    both = table(
+        row("acceptance_length", 2.0, low=1.9, high=2.1, subject="drafter:smol/1", domain="all"),
+        row("quant_acceptance_length", 1.5, n=50, low=1.4, high=1.6, subject="quant:smol/1", domain="all"),
+        row("quant_acceptance_length", 1.5, low=1.4, high=1.6, subject="quant:smol/1", domain="unmatched"),
+    )
+    (found,) = quant_rows(both, drafter="drafter:smol/1", quant="quant:smol/1")
+    assert (found["figure"], found["value"], found["n"]) == ("quant_acceptance_length_difference", -0.5, 50)
+    assert found["subject"] == "quant:smol/1" and found["low"] < -0.6

@@ -1,0 +1,73 @@
+"""How what was measured of a candidate stands to what was measured of the champion when that was released."""
+
+import math
+import re
+from collections.abc import Iterator
+
+import pandas as pd
+
+from tasks.evaluate.evidence import row
+
+RATE = re.compile(r"acceptance_rate_position_(\d+)")
+LATENCIES = ("ttft_p99", "itl_p99")
+
+
+def drafter_rows(new: pd.DataFrame, old: pd.DataFrame, *, subject: str, champion: str) -> list[dict]:
+    """Rows about the drafter `subject`, from its evidence `new` and from `old`, that of the champion's drafter.
+
+    acceptance_length_difference by domain, acceptance_rate_difference by domain and position (`chat, position 2`): new
+    minus old, n = drafts of the smaller sample, the interval from both (independent samples). ttft_p99_ratio and
+    itl_p99_ratio by domain: new over old. Only what both tables hold at the same concurrency is compared.
+    """
+    ours, theirs = _latest(new, subject), _latest(old, champion)
+    return [
+        made for key in sorted(ours.keys() & theirs.keys()) for made in _compare(key, ours[key], theirs[key], subject)
+    ]
+
+
+def quant_rows(table: pd.DataFrame, *, drafter: str, quant: str) -> list[dict]:
+    """quant_acceptance_length_difference by domain: the acceptance length of the target's drafter on the quant minus
+    that on the target, n = drafts of the smaller sample."""
+    on_target, on_quant = _latest(table, drafter), _latest(table, quant)
+    pairs = [
+        (domain, concurrency, measured, on_target["acceptance_length", domain, concurrency])
+        for (figure, domain, concurrency), measured in on_quant.items()
+        if figure == "quant_acceptance_length" and ("acceptance_length", domain, concurrency) in on_target
+    ]
+    return [
+        _difference(
+            "quant_acceptance_length_difference",
+            new,
+            old,
+            unit="tokens/pass",
+            domain=domain,
+            n=min(new["n"], old["n"]),
+            subject=quant,
+            concurrency=concurrency,
+        )
+        for domain, concurrency, new, old in pairs
+    ]
+
+
+def _compare(key: tuple[str, str, int], new: dict, old: dict, subject: str) -> Iterator[dict]:
+    figure, domain, concurrency = key
+    labels = dict(n=min(new["n"], old["n"]), subject=subject, concurrency=concurrency)
+    if figure == "acceptance_length":
+        yield _difference("acceptance_length_difference", new, old, unit="tokens/pass", domain=domain, **labels)
+    elif position := RATE.fullmatch(figure):
+        where = f"{domain}, position {position[1]}" if domain else f"position {position[1]}"
+        yield _difference("acceptance_rate_difference", new, old, unit="share of drafts", domain=where, **labels)
+    elif figure in LATENCIES and old["value"] > 0:
+        yield row(f"{figure}_ratio", new["value"] / old["value"], unit="ratio", domain=domain, **labels)
+
+
+def _difference(figure: str, new: dict, old: dict, **labels) -> dict:
+    value = new["value"] - old["value"]
+    half = math.hypot((new["high"] - new["low"]) / 2, (old["high"] - old["low"]) / 2)
+    return row(figure, value, low=value - half, high=value + half, **labels)
+
+
+def _latest(table: pd.DataFrame, subject: str) -> dict[tuple[str, str, int], dict]:
+    """The last row of each figure, domain and concurrency."""
+    rows = table[table["subject"] == subject].to_dict("records")
+    return {(r["figure"], r["domain"], r["concurrency"]): r for r in rows}
