@@ -1,4 +1,4 @@
-"""Drafter: teach a head the target's own answers, and measure what the engine accepts of its proposals."""
+"""Drafter: learn the target's own answers, and measure what the engine accepts of its proposals."""
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -10,16 +10,8 @@ from infra.lineage.announce import MEASURED, announce
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
-from tasks.drafter.steps import (
-    answer_prompts,
-    capture_states,
-    choose,
-    measure_drafter,
-    read_evidence,
-    train_head,
-    trainer,
-    write_evidence,
-)
+from tasks.drafter.kinds import kind
+from tasks.drafter.steps import KIND_TAG, answer_prompts, choose, measure_drafter, read_evidence, write_evidence
 from tasks.drafter.text import markdown, records, total
 from tasks.evaluate.evidence import metrics
 
@@ -45,7 +37,7 @@ def drafter(
     target: str | None = None,
     warm_start: bool | None = None,
 ) -> DrafterOutcome:
-    """Make a drafter for a target: its answers, their hidden states, a trained head, and its acceptance when served.
+    """Make a drafter for a target from its own answers, and measure what the engine accepts of its proposals.
 
     target: a label such as `smol/2`; the newest version by default. warm_start: in place of that of `config.drafter`; a
     drafter that drifted too far is trained from nothing. run, parent_run: the run that this is a phase of, and its
@@ -57,40 +49,39 @@ def drafter(
         claim("drafter", config, run, target=target) as key,
         lineage.run(key, "drafter", parent_run, model=name) as mlflow_run,
     ):
-        chosen = choose(config.target, warm_start, target, key)
+        chosen = choose(config.target, warm_start, target, key, config.drafter.kind)
         report(f"a drafter for {chosen.target.label}")
         prompts = traffic(config, chosen.target.artifact)
         answers = answer_prompts(chosen.target, prompts, config, key)
-        with trainer(config):
-            states = capture_states(chosen.target.artifact, answers.train, config, key)
-            previous = chosen.previous and chosen.previous.artifact
-            trained = train_head(chosen.target.artifact, states.artifact, previous, config)
-        made = lineage.register_drafter(
+        made = kind(config.drafter.kind).make(chosen.target, chosen.previous, answers, config, key)
+        version = lineage.register_drafter(
             name,
-            trained.head,
+            made.drafter,
             target=chosen.target,
             parent=chosen.previous,
-            inputs=[states.artifact],
+            inputs=[made.states] if made.states else [],
             run_id=mlflow_run.id,
             config=config,
-            tags={"lockstep.drafter_kind": config.drafter.kind},
+            tags={KIND_TAG: config.drafter.kind},
         )
 
-        start = previous or trained.start
-        before = measure_drafter(chosen.target, start, made.subject, prompts, None, config, suffix="_before")
-        after = measure_drafter(chosen.target, trained.head, made.subject, prompts, trained.result.expected, config)
+        start = chosen.previous.artifact if chosen.previous else made.start
+        label, expected = version.subject, made.result and made.result.expected
+        before = start and measure_drafter(chosen.target, start, label, prompts, None, config, suffix="_before")
+        after = measure_drafter(chosen.target, made.drafter, label, prompts, expected, config)
         evidence = write_evidence(
             chosen.target,
-            made,
-            states,
-            trained,
+            version,
+            made.result,
+            made.captured_tokens,
+            made.states,
             answers.plain,
-            before.measurement,
-            after.measurement,
+            before,
+            after,
             prompts,
         )
-        made = lineage.attach_evidence(made, evidence)
-        announce(lineage, MEASURED["drafter"], made, by="drafter" if run is None else "loop")
+        version = lineage.attach_evidence(version, evidence)
+        announce(lineage, MEASURED["drafter"], version, by="drafter" if run is None else "loop")
 
         table, curve = read_evidence(evidence)
         lengths = table[table["figure"].isin(["acceptance_length", "acceptance_length_before"])]
@@ -98,9 +89,9 @@ def drafter(
         outcome = DrafterOutcome(
             run=key,
             mlflow_run_id=mlflow_run.id,
-            spans=total(answers.spans, states.spans, trained.spans, before.spans, after.spans),
+            spans=total(answers.spans, made.spans, before.spans if before else {}, after.spans),
             evidence=evidence,
-            drafter=made.label,
+            drafter=version.label,
             target=chosen.target.label,
             started_from=chosen.previous and chosen.previous.label,
             acceptance_before=by_figure.get("acceptance_length_before", {}),

@@ -20,6 +20,7 @@ MEASUREMENTS = {
     "rollout": "tasks.rl.measure",
     "trainer": "tasks.rl.measure_trainer",
     "numerics": "tasks.rl.measure_numerics",
+    "drafter": "tasks.drafter.measure",
 }
 
 

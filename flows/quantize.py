@@ -10,7 +10,8 @@ from infra.lineage.announce import MEASURED, announce
 from infra.lineage.lineage import Lineage, Version
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
-from tasks.drafter.steps import Measured, answer_prompts, capture_states, measure_drafter, train_head, trainer
+from tasks.drafter.kinds import kind
+from tasks.drafter.steps import KIND_TAG, Measured, answer_prompts, measure_drafter
 from tasks.evaluate.evidence import metrics
 from tasks.quant.steps import (
     choose,
@@ -102,12 +103,11 @@ def quantize(
 
 def retrain_on_quant(quant: Version, drafter: Version, config: QuantizeFlowConfig, key: RunKey) -> Measured:
     """The drafter once it has learned from the quant itself: its answers, its states, and what it accepts then."""
-    drafting, prompts = config.narrow(DrafterFlowConfig), traffic(config, quant.artifact)
+    settings = config.drafter.model_copy(update={"overfit_check": False})  # its head was checked when it was made
+    drafting = config.narrow(DrafterFlowConfig).model_copy(update={"drafter": settings})
+    prompts = traffic(config, quant.artifact)
     answers = answer_prompts(quant, prompts, drafting, key)
-    with trainer(drafting):
-        states = capture_states(quant.artifact, answers.train, drafting, key)
-        trained = train_head(quant.artifact, states.artifact, drafter.artifact, drafting)
-    served = measure_drafter(
-        quant, trained.head, quant.subject, prompts, trained.result.expected, drafting, suffix="_retrained"
-    )
-    return served.model_copy(update={"spans": total(answers.spans, states.spans, trained.spans, served.spans)})
+    made = kind(drafter.tags.get(KIND_TAG, settings.kind)).make(quant, drafter, answers, drafting, key)
+    expected = made.result and made.result.expected
+    served = measure_drafter(quant, made.drafter, quant.subject, prompts, expected, drafting, suffix="_retrained")
+    return served.model_copy(update={"spans": total(answers.spans, made.spans, served.spans)})

@@ -9,6 +9,7 @@ from infra.lineage.announce import REGISTERED, announce
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
+from tasks.rl.speculating import choose_drafter
 from tasks.rl.steps import choose_base, keep_target, read_evidence, train, write_evidence
 from tasks.rl.text import markdown, step_records
 
@@ -30,7 +31,8 @@ def rl(config: RLFlowConfig, run: RunKey | None = None, parent_run: str | None =
     with claim("rl", config, run) as key, lineage.run(key, "rl", parent_run, model=name) as mlflow_run:
         base = choose_base(config.target, key)
         announce(lineage, REGISTERED, base, by="source")
-        trained = train(base.artifact, config, key, mlflow_run.id)
+        drafter = choose_drafter(base, config, key)
+        trained = train(base.artifact, config, key, mlflow_run.id, drafter)
         artifact = keep_target(trained, base.artifact, key)
         target = lineage.register_target(name, artifact, parent=base, run_id=mlflow_run.id, config=config)
         evidence = write_evidence(trained, target, config)

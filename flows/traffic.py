@@ -3,22 +3,27 @@
 from infra.config.flows import DrafterFlowConfig, LoopConfig, QuantizeFlowConfig
 from infra.config.quant import ROUND_TO_NEAREST
 from infra.store.refs import ArtifactRef
-from tasks.drafter.steps import gather_traffic
+from tasks.drafter.gathering import gather_traffic, write_prompts
+from tasks.drafter.sources import OWN, RL
+from tasks.drafter.sources.base import Conversation
 from tasks.drafter.traffic import Traffic
 from tasks.rl.environments.conversations import conversations
 
-RL_SOURCE = "rl"
-
 
 def traffic(config: DrafterFlowConfig | QuantizeFlowConfig | LoopConfig, target: ArtifactRef) -> Traffic:
-    """Traffic of `config.drafter` in the chat template of `target`; the source `rl` is the RL environments' prompts.
+    """Traffic of `config.drafter` in the chat template of `target`, with what other rooms and the target itself give:
+    the RL environments' prompts (source `rl`) and prompts that the target writes (`own`).
 
     The same for every flow of one configuration, and gathered once.
     """
-    wanted = [
-        source.prompts + config.drafter.eval_prompts for source in config.drafter.traffic if source.source == RL_SOURCE
-    ]
-    given = {RL_SOURCE: conversations(config.rl, sum(wanted))} if wanted else {}
+    wanted: dict[str, int] = {}
+    for source in config.drafter.traffic:
+        wanted[source.source] = wanted.get(source.source, 0) + source.prompts + config.drafter.eval_prompts
+    given = {}
+    if RL in wanted:
+        given[RL] = [Conversation(messages=messages) for messages in conversations(config.rl, wanted[RL])]
+    if OWN in wanted:
+        given[OWN] = write_prompts(target, wanted[OWN], config.drafter, config.engine, config.cluster)
     return gather_traffic(config.drafter, given, target)
 
 

@@ -90,11 +90,22 @@ class Plan(BaseModel):
             )
             rows["weight sync"] = rate if self.sync else later
         if self.hidden_states is not None or isinstance(config, LoopConfig | DrafterFlowConfig):
-            rows["hidden states"] = _size(self.hidden_states) or later
+            rows["hidden states"] = self._states_text(config) or later
         rows["time"] = f"about {self.minutes:.1f} min" if self.minutes else "unknown: none has finished here yet"
         width = max(map(len, rows))
         plan = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
         return "\n".join(["configuration", *_settings(config.model_dump(mode="json")), "plan", *plan])
+
+    def _states_text(self, config: FlowConfig) -> str:
+        if self.model is None or not self.hidden_states:
+            return "none: this kind of drafter needs none" if self.hidden_states == 0 else ""
+        told = f"{_size(self.hidden_states)}, {_size(_bytes_per_token(self.model, config))} a token"
+        return f"{told}, at once: streamed" if config.drafter.stream else f"{told}, kept"
+
+
+def _bytes_per_token(shape: Shape, config: FlowConfig) -> int:
+    """Of the hidden states of an EAGLE-3 head: three layers and the last."""
+    return 4 * shape.hidden * DTYPE_BYTES[config.engine.dtype]
 
 
 def make_plan(flow: str, config: FlowConfig) -> Plan:
@@ -187,8 +198,10 @@ def _disk(shape: Shape | None, config: FlowConfig, hidden_states: int) -> int | 
 def _hidden_states(shape: Shape | None, config: FlowConfig) -> int | None:
     if shape is None or not isinstance(config, DrafterFlowConfig | LoopConfig):
         return None
+    if config.drafter.kind != "eagle3":
+        return 0
     tokens = sum(source.prompts for source in config.drafter.traffic) * (PROMPT_TOKENS + config.drafter.max_new_tokens)
-    captured = tokens * 4 * shape.hidden * DTYPE_BYTES[config.engine.dtype]  # three layers and the last
+    captured = tokens * _bytes_per_token(shape, config)
     return min(captured, int(config.drafter.capture_budget_gib * GIB))
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from infra.config.base import Section
 from infra.config.fleet import FleetConfig
+from infra.config.recording import RecordingConfig
 
 Part = Literal["target", "drafter", "quant", "safety", "live"]
 
@@ -232,7 +233,8 @@ class ReleaseConfig(Section):
     target: str = "latest"
     """Target version that is released: a number, `latest`, or an alias."""
     drafter: str = "latest"
-    """Its drafter: a number, `latest` for the newest made for that version (none where there is none), or `none`."""
+    """Its drafter: a number, `latest` for the newest made for that version (none where there is none), `best` for the
+    one, of whatever kind, with which it was measured to be fastest, or `none`."""
     quant: str = "latest"
     """Its quantized copy: a number, `latest`, or `none`."""
     gates: list[Gate] = DEFAULT_GATES
@@ -265,6 +267,8 @@ class ReleaseConfig(Section):
     """Longest answer to one of them, tokens."""
     num_speculative_tokens: int = Field(3, ge=1)
     """Proposed tokens per target pass when the released drafter serves."""
+    recording: RecordingConfig = RecordingConfig()
+    """Requests that the released engine keeps as traffic for drafters."""
 
     @model_validator(mode="after")
     def _check(self):

@@ -176,6 +176,9 @@ class RLConfig(Section):
     """Longest answer, tokens; of an episode, over all turns of the agent."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of rollouts."""
+    speculate: bool = False
+    """Let the fastest drafter of the version that training starts from propose tokens. The distribution stays what it
+    is; off by itself where no drafter was measured to be faster than plain decoding."""
     max_staleness: int = Field(0, ge=0)
     """Oldest policy, in steps behind the trainer, whose tokens may be trained on; 0 is synchronous."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"

@@ -5,6 +5,7 @@ import os
 import secrets
 
 from infra.engine.pin import accelerated
+from infra.engine.recorder import VARIABLE as RECORDING_VARIABLE
 from infra.engine.spec import EngineSpec, Role
 
 KEY_VARIABLE = "LOCKSTEP_ENGINE_KEY"
@@ -50,6 +51,8 @@ def arguments(spec: EngineSpec) -> list[str]:
     if spec.role is Role.rollout:
         # The log-probs of the distribution that was sampled from: after temperature, top_k and top_p.
         flags.append("--logprobs-mode=processed_logprobs")
+    if spec.recording.share:
+        flags.append("--middleware=infra.engine.recorder.RequestRecorder")
     if spec.role is Role.serve:
         flags.append("--middleware=infra.engine.middleware.FirstByte")
     else:
@@ -72,6 +75,7 @@ def environment(spec: EngineSpec, key: str) -> dict[str, str]:
         LABEL_VARIABLE: spec.label,
         # vLLM leaves its shared memory behind when it is stopped: under this name its guardian finds and removes it.
         SHARED_MEMORY_VARIABLE: f"lockstep-{secrets.token_hex(4)}-",
+        RECORDING_VARIABLE: spec.recording.model_dump_json(),
         "VLLM_SERVER_DEV_MODE": "1" if spec.role.has_rl_endpoints else "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -97,6 +101,8 @@ def threads(spec: EngineSpec) -> int:
 def _speculative(spec: EngineSpec) -> dict:
     chosen = spec.speculation
     config = {"method": chosen.method, "num_speculative_tokens": chosen.num_speculative_tokens}
+    if chosen.schedule:
+        config["num_speculative_tokens_per_batch_size"] = chosen.schedule
     if chosen.method == "ngram":
         return config | {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
     return config | {"model": str(chosen.model), "draft_sample_method": chosen.draft_sampling}

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from infra.config.recording import RecordingConfig
 from infra.config.target import EngineConfig
 
 
@@ -32,12 +33,15 @@ class Speculation(_Frozen):
     model: the drafter's folder; none for `ngram`.
     num_speculative_tokens: proposed tokens per target pass.
     draft_sampling: how a drafter with a distribution proposes: its most likely token, or a sample of it.
+    schedule: (from, to, tokens): how many are proposed while from..to requests are in flight, in place of
+        `num_speculative_tokens`, which is the most; 0 proposes none. Empty: always as many.
     """
 
     method: Literal["eagle3", "ngram", "draft_model"]
     model: Path | None = None
     num_speculative_tokens: int = Field(ge=1)
     draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+    schedule: list[tuple[int, int, int]] = []
 
     @model_validator(mode="after")
     def _check(self):
@@ -66,6 +70,7 @@ class EngineSpec(_Frozen):
     label: what it serves, told with every answer in the header `x-lockstep-serves`.
     port: 0 takes a free one.
     key: the secret that opens it; a random one by default. Never written or shown.
+    recording: requests that a serve engine keeps (`infra.engine.recorder`).
     seed: vLLM's own seed, used by requests that carry none.
     matched: log-probs as near to a trainer's as can be had: a float32 output head and, on GPUs, kernels that give a
         token the same one in whatever batch it is computed.
@@ -78,6 +83,7 @@ class EngineSpec(_Frozen):
     config: EngineConfig = EngineConfig()
     speculation: Speculation | None = None
     capture: Capture | None = None
+    recording: RecordingConfig = RecordingConfig()
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535)
     seed: int = 0
@@ -90,6 +96,8 @@ class EngineSpec(_Frozen):
             raise ValueError("an engine captures hidden states if and only if its role is capture")
         if self.capture and self.speculation:
             raise ValueError("a capture engine cannot speculate: capturing takes the place of the drafter")
+        if self.recording.share and self.role is not Role.serve:
+            raise ValueError(f"a {self.role} engine keeps no requests: only a serve engine is asked by users")
         return self
 
     @property

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from infra.engine import captures
 from infra.engine.answers import Generation
 from infra.engine.client import EngineClient
@@ -16,9 +18,18 @@ from tasks.drafter.answers import Answered
 from tasks.drafter.states import Captured, StatesWriter
 from tasks.drafter.states import Sequence as CapturedSequence
 
+SPARE_BYTES = 2**28  # of the disk, for everything else that writes to it
+
 
 class CaptureError(RuntimeError):
     """States that could not be captured, or are not those of the tokens they came with."""
+
+
+class Layout(BaseModel):
+    """What is captured of each token. layer_ids: as `contract.captured_layers`. bytes_per_token: of all of them."""
+
+    layer_ids: list[int]
+    bytes_per_token: int
 
 
 def layer_bytes(target: Path, layers: int, dtype: str) -> int:
@@ -44,16 +55,12 @@ async def capture(
     Those that the writer has are passed over, so an interrupted capture goes on where its last shard ended. It stops
     short, and says so by its result, before the states on disk would exceed `budget_bytes`.
     concurrency: requests in flight. on_progress: called with (sequences done, of all).
-    Raises CaptureError when the disk has less room than the states need, or the budget holds none.
+    Raises CaptureError when the disk has less room than the states need, at the start or later on, or the budget holds
+    none; what was captured stays.
     """
     waiting = [a for a in answered if a.key not in writer.done]
     needed = _bytes(waiting, bytes_per_token)
-    free = shutil.disk_usage(writer.folder).free
-    if min(needed, budget_bytes - writer.bytes) > free:
-        raise CaptureError(
-            f"hidden states need {needed / 2**30:.2f} GiB, {writer.folder} has {free / 2**30:.2f} GiB free: "
-            f"free some, or lower drafter.capture_budget_gib"
-        )
+    _require_room(writer.folder, min(needed, budget_bytes - writer.bytes))
     async with EngineClient(handle) as client:
         while waiting:
             on_progress(len(answered) - len(waiting), len(answered))
@@ -62,6 +69,8 @@ async def capture(
                 batch = batch[:-1]
             if not batch:
                 break
+            # Others write to this disk too. The engine's own files lie there beside the shard for a moment.
+            _require_room(writer.folder, 2 * _bytes(batch, bytes_per_token))
             for captured in await _read(client, batch, concurrency):
                 writer.add(captured)
             writer.close_shard()
@@ -72,6 +81,16 @@ async def capture(
         )
     on_progress(len(answered) - len(waiting), len(answered))
     return len(answered) - len(waiting)
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free - SPARE_BYTES:
+        raise CaptureError(
+            f"hidden states need {needed / 2**30:.2f} GiB more, {folder} has {free / 2**30:.2f} GiB free, of which "
+            f"{SPARE_BYTES / 2**30:.2f} are left alone: free some, lower drafter.capture_budget_gib, or set "
+            f"drafter.stream=true"
+        )
 
 
 def _bytes(answered: Sequence[Answered], bytes_per_token: int) -> int:

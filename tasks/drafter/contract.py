@@ -115,3 +115,30 @@ def check_served(served: Walk, expected: Walk, sequences: int) -> None:
             f"{expected.accepted} of {expected.drafts} on the same sequences: layer ids, norm flags or vocabulary "
             f"differ"
         )
+
+
+def check_whole(served: Walk) -> None:
+    """Raises ContractError unless the engine accepted at least one block to its last token of an answer that the served
+    head knows by heart."""
+    if not served.accepted or not served.accepted[-1]:
+        raise ContractError(
+            f"the engine accepts {served.accepted} of {served.drafts} drafts by position of an answer that the head "
+            f"knows by heart: layer ids, norm flags, vocabulary or dtype differ between training and serving"
+        )
+
+
+def check_draft_model(drafter: Path, target: Path) -> None:
+    """Check the folder of a draft model against that of its target: its tokens must mean the same.
+
+    Raises ContractError when tokenizer or vocabulary differ.
+    """
+    from transformers import AutoConfig
+
+    card = read_card(drafter)
+    sizes = [AutoConfig.from_pretrained(folder).get_text_config().vocab_size for folder in (drafter, target)]
+    digests = [tokenizer_digest(drafter), tokenizer_digest(target), card.target_tokenizer]
+    if len(set(sizes)) > 1 or len(set(digests)) > 1:
+        raise ContractError(
+            f"draft model {drafter.name} has another vocabulary than target {target.name} ({sizes[0]} and {sizes[1]} "
+            f"tokens, tokenizers {', '.join(digests)}): train one for this target"
+        )

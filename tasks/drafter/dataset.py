@@ -5,18 +5,21 @@ Row p of a sequence with tokens x[0..N] and states at 0..N-1 (definitions of EAG
     hidden      g[p], the auxiliary states of token p
     input       x[p+1]
     target      y[p+1], the state from which the target predicts x[p+2]
-    trained     when token p+1 was generated: the first proposal that is served comes from the row whose input is the
-                answer's first token
+    trained     when tokens p+1 and p+2 were generated in one answer: the first proposal that is served comes from the
+                row whose input is the answer's first token, and behind its last one nothing is proposed
 """
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as List
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from tasks.drafter.states import Captured
+from infra.config.drafter import DrafterConfig
+from tasks.drafter.states import Captured, Sequence
 
 
 class DatasetError(ValueError):
@@ -60,17 +63,25 @@ def rows(captured: Captured, max_rows: int, ttt_steps: int = 1) -> Rows:
     count = min(sequence.num_states - 1, max_rows)
     positions = torch.arange(count)
     return Rows(
-        hidden=captured.states[:count, :-1].flatten(1),
+        hidden=captured.states[:count, :-1].flatten(1).float(),  # whatever the engine computed in
         input_ids=token_ids[1 : count + 1],
         next_ids=token_ids[2 : count + 2],
-        target=captured.states[1 : count + 1, -1],
-        loss_mask=positions + 1 >= sequence.num_prompt_tokens,
+        target=captured.states[1 : count + 1, -1].float(),
+        loss_mask=loss_mask(sequence)[:count],
         position_ids=positions,
         document_ids=torch.zeros(count, dtype=torch.long),
     )
 
 
-def pack(sequences: Sequence[Rows]) -> Rows:
+def loss_mask(sequence: Sequence) -> torch.Tensor:
+    """Which rows of a sequence are trained on, [num_states - 1] bool."""
+    mask = torch.zeros(sequence.num_states - 1, dtype=torch.bool)
+    for start, end in sequence.answers:
+        mask[start - 1 : end - 2] = True
+    return mask
+
+
+def pack(sequences: List[Rows]) -> Rows:
     """Several sequences as one; their rows are told apart by `document_ids`."""
     joined = {
         name: torch.cat([getattr(s, name) for s in sequences])
@@ -80,38 +91,66 @@ def pack(sequences: Sequence[Rows]) -> Rows:
     return Rows(**joined, document_ids=torch.repeat_interleave(torch.arange(len(sequences)), lengths))
 
 
-def batches(sequences: Sequence[Rows], micro_batch_tokens: int, seed: int) -> Iterator[Rows]:
-    """Packs of at most `micro_batch_tokens` rows for ever; every sequence comes once an epoch, in an order of its own.
+def schedule(
+    lengths: List[int], micro_batch_tokens: int, seed: int, weights: List[float] | None = None
+) -> Iterator[list[int]]:
+    """Which sequences go into each pack of at most `micro_batch_tokens` rows, for ever; every sequence comes once an
+    epoch, in an order of its own.
 
-    Raises DatasetError when no row is trained on.
+    lengths: rows of each. weights: how often each comes in an epoch instead; a fraction is a chance.
     """
-    if not any(bool(s.loss_mask.any()) for s in sequences):
-        raise DatasetError("no captured sequence has two generated tokens: nothing to learn; raise max_new_tokens")
     rng = random.Random(seed)
-    pending: list[Rows] = []
+    pending: list[int] = []
     while True:
-        order = list(range(len(sequences)))
+        order = [
+            index
+            for index, weight in enumerate(weights or [1.0] * len(lengths))
+            for _ in range(int(weight) + (rng.random() < weight % 1))
+        ]
         rng.shuffle(order)
         for index in order:
-            if pending and sum(map(len, pending)) + len(sequences[index]) > micro_batch_tokens:
-                yield pack(pending)
+            if pending and sum(lengths[i] for i in pending) + lengths[index] > micro_batch_tokens:
+                yield pending
                 pending = []
-            pending.append(sequences[index])
+            pending.append(index)
+
+
+def packs(sequences: List[Sequence], config: DrafterConfig) -> Iterator[list[int]]:
+    """`schedule` of `sequences` as the configuration asks for it."""
+    lengths = [min(s.num_states - 1, config.micro_batch_tokens) for s in sequences]
+    weight_of = {source.domain: source.weight for source in config.traffic}
+    weights = [weight_of.get(s.domain, 1.0) for s in sequences]
+    return schedule(lengths, config.micro_batch_tokens, config.seed, weights)
+
+
+def require_learnable(sequences: Iterable[Sequence], max_rows: int) -> None:
+    """Raises DatasetError when no row of the first `max_rows` of any sequence is trained on."""
+    if not any(bool(loss_mask(s)[:max_rows].any()) for s in sequences):
+        raise DatasetError("no captured sequence has two generated tokens: nothing to learn; raise max_new_tokens")
 
 
 def split(captured: Iterable[Captured], share: float, seed: int) -> tuple[list[Captured], list[Captured]]:
-    """(training, held-out) sequences: `share` of each domain, at least one, is held out; chosen by `seed`.
+    """(training, held-out) sequences, as `split_by_domain`."""
+    by_key = {c.sequence.key: c for c in captured}
+    parts = split_by_domain([c.sequence for c in by_key.values()], share, seed)
+    train, held_out = ([by_key[s.key] for s in part] for part in parts)
+    return train, held_out
 
+
+def split_by_domain(sequences: Iterable[Any], share: float, seed: int) -> tuple[list, list]:
+    """(training, held-out): `share` of each domain, at least one, is held out; chosen by `seed`.
+
+    sequences: with `key` and `domain`.
     Raises DatasetError when a domain has a single sequence.
     """
-    by_domain: dict[str, list[Captured]] = {}
-    for c in captured:
-        by_domain.setdefault(c.sequence.domain, []).append(c)
+    by_domain: dict[str, list[Any]] = {}
+    for sequence in sequences:
+        by_domain.setdefault(sequence.domain, []).append(sequence)
     train, held_out = [], []
     for domain, members in sorted(by_domain.items()):
         if len(members) < 2:
             raise DatasetError(f"domain {domain} has one captured sequence: two are needed, one of them to hold out")
-        members = sorted(members, key=lambda c: c.sequence.key)
+        members = sorted(members, key=lambda s: s.key)
         random.Random(f"{seed}:{domain}").shuffle(members)
         count = max(1, round(share * len(members)))
         held_out += members[:count]
@@ -158,9 +197,9 @@ def vocab_of(target_ids: torch.Tensor, vocab_size: int, counts: Counter[int]) ->
     return DraftVocab(target_ids - torch.arange(len(target_ids)), t2d, covered / max(1, counts.total()))
 
 
-def answer_counts(captured: Iterable[Captured]) -> Counter[int]:
+def answer_counts(sequences: Iterable[Sequence]) -> Counter[int]:
     """How often each token was generated."""
     counts: Counter[int] = Counter()
-    for c in captured:
-        counts.update(c.sequence.token_ids[c.sequence.num_prompt_tokens :])
+    for sequence in sequences:
+        counts.update(sequence.generated)
     return counts

@@ -109,14 +109,17 @@ def misfit(drafter: Path, target: Path) -> str:
     """
     from transformers import AutoConfig
 
-    card, config = read_card(drafter), json.loads((drafter / "config.json").read_text())
-    text, layer = AutoConfig.from_pretrained(target).get_text_config(), config["transformer_layer_config"]
-    differences = {
-        "tokenizer": (card.target_tokenizer, tokenizer_digest(target)),
-        "hidden_size": (layer["hidden_size"], text.hidden_size),
-        "vocab_size": (layer["vocab_size"], text.vocab_size),
-        "auxiliary layers": (card.layer_ids, aux_layer_ids(text.num_hidden_layers)),
-    }
+    card, text = read_card(drafter), AutoConfig.from_pretrained(target).get_text_config()
+    differences = {"tokenizer": (card.target_tokenizer, tokenizer_digest(target))}
+    if card.kind == "eagle3":
+        layer = json.loads((drafter / "config.json").read_text())["transformer_layer_config"]
+        differences |= {
+            "hidden_size": (layer["hidden_size"], text.hidden_size),
+            "vocab_size": (layer["vocab_size"], text.vocab_size),
+            "auxiliary layers": (card.layer_ids, aux_layer_ids(text.num_hidden_layers)),
+        }
+    elif card.kind == "draft_model":
+        differences["vocab_size"] = (card.draft_vocab_size, text.vocab_size)
     return "; ".join(f"its {what} is {a}, the target's {b}" for what, (a, b) in differences.items() if a != b)
 
 

@@ -7,28 +7,31 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from infra.engine.drafters import CARD
+
 if TYPE_CHECKING:
     import torch
 
-CARD = "lockstep.json"
 PROBE = "probe.npz"
 
 
 class DrafterCard(BaseModel):
-    """What a drafter was trained for.
+    """What a drafter was made for.
 
-    layer_ids: auxiliary layers, as captured. target_tokenizer: digest of the target's tokenizer. tokens: rows trained
-    on, in all. num_speculative_tokens: proposals per target pass that it was judged by.
+    kind: as in `drafter.kind`; it decides how engines use the folder. target_tokenizer: digest of the target's
+    tokenizer. num_speculative_tokens: proposals per target pass that it was judged by. layer_ids: auxiliary layers of a
+    head, as captured. draft_vocab_size: tokens that it can propose, draft_vocab_coverage: their share of the target's
+    answers. tokens: rows trained on, in all. dtype: of its weights.
     """
 
     kind: str = "eagle3"
-    layer_ids: list[int]
     target_tokenizer: str
-    draft_vocab_size: int
-    draft_vocab_coverage: float
     num_speculative_tokens: int
-    tokens: int
-    dtype: str
+    layer_ids: list[int] = []
+    draft_vocab_size: int = 0
+    draft_vocab_coverage: float = 1.0
+    tokens: int = 0
+    dtype: str = ""
 
 
 def export(

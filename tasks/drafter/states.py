@@ -24,21 +24,31 @@ class StatesError(RuntimeError):
 
 
 class Sequence(BaseModel):
-    """One prompt with the target's answer.
+    """One prompt with the target's answer, or a conversation with all its answers.
 
     key: names the prompt and how it was answered; unique.
-    token_ids: prompt and answer [tokens].
-    num_prompt_tokens: how many of them are the prompt.
-    finish_reason: `stop` or `length`.
+    token_ids: prompt and answers [tokens].
+    answers: (start, end) of each answer: token_ids[start:end] is what the target generated.
+    finish_reason: of the last answer, `stop` or `length`.
     offset: first of its `len(token_ids) - 1` positions in the shard (the last token was sampled, never an input).
     """
 
     key: str
     domain: str
     token_ids: list[int]
-    num_prompt_tokens: int
+    answers: list[tuple[int, int]]
     finish_reason: str
     offset: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens before the first answer."""
+        return self.answers[0][0]
+
+    @property
+    def generated(self) -> list[int]:
+        """All tokens that the target generated."""
+        return [token for start, end in self.answers for token in self.token_ids[start:end]]
 
     @property
     def num_states(self) -> int:
@@ -150,7 +160,7 @@ def read_index(folder: Path) -> list[Shard]:
 
 
 def read_states(folder: Path) -> Iterator[Captured]:
-    """Every sequence of `folder` with its states in float32, in order of writing.
+    """Every sequence of `folder` with its states in the engine's dtype, in order of writing.
 
     A shard is read when its first sequence is asked for.
 
@@ -165,7 +175,7 @@ def read_states(folder: Path) -> Iterator[Captured]:
         path = folder / shard.file
         if _sha256(path) != shard.sha256:
             raise StatesError(f"{path} is not the file that was captured (its sha256 differs): capture again")
-        states = load_file(path)["hidden_states"].float()  # heads train in float32, whatever the engine computed in
+        states = load_file(path)["hidden_states"]
         for sequence in shard.sequences:
             yield Captured(sequence, states[sequence.offset : sequence.offset + sequence.num_states])
 

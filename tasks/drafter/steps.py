@@ -3,48 +3,44 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from infra.cluster.session import session
 from infra.config.drafter import DrafterConfig
 from infra.config.flows import DrafterFlowConfig
 from infra.config.target import TargetConfig
-from infra.engine.spec import Capture, EngineSpec, Role, Speculation
+from infra.engine.drafters import speculation
+from infra.engine.spec import EngineHandle
 from infra.lineage.lineage import Lineage
 from infra.lineage.source import base_version
 from infra.lineage.versions import Version
 from infra.services import runs
-from infra.services.home import home
 from infra.services.prefect import durable
 from infra.services.progress import report
 from infra.services.spans import Spans
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
-from tasks.drafter import figures
-from tasks.drafter import traffic as sources
-from tasks.drafter.answers import Answered, Answering, answer
-from tasks.drafter.capture import capture, layer_bytes
-from tasks.drafter.contract import captured_layers, check, check_served
-from tasks.drafter.export import tokenizer_digest
-from tasks.drafter.serving import engine, measure_held_out, measuring, placement, replay
+from tasks.drafter import figures, sources
+from tasks.drafter.answers import Answered, Answering, answer, longest
+from tasks.drafter.capture import capture
+from tasks.drafter.contract import check_served
+from tasks.drafter.serving import capturing, engine, measure_held_out, measure_under_load, measuring, replay
+from tasks.drafter.sources import rollouts
 from tasks.drafter.states import StatesWriter
-from tasks.drafter.traffic import Messages, Traffic
+from tasks.drafter.template import ChatTemplate
+from tasks.drafter.traffic import Traffic
 from tasks.drafter.walk import Walk
-from tasks.drafter.worker import Expected, TrainerWorker, TrainingResult
+from tasks.drafter.worker import Expected, TrainingResult
 from tasks.evaluate.acceptance import Measurement
 
 if TYPE_CHECKING:
     import pandas as pd
 
 COMMAND = "lockstep drafter"
-REPORT_EVERY = 5  # optimizer steps between two progress lines
-
-_trainer: Any = None  # the actor inside `trainer`
+KIND_TAG = "lockstep.drafter_kind"  # of a registered drafter
+GREEDY = 4  # answers at temperature 0 beside those at the temperature of serving, for the overfit check
 
 
 class Chosen(BaseModel):
@@ -56,11 +52,27 @@ class Chosen(BaseModel):
     previous: Version | None
 
 
+class Measured(BaseModel):
+    """An engine on the held-out prompts. measurement: at temperature 0. sampled: at the temperature of serving, where
+    that is another. load: at each of `load_concurrency`."""
+
+    measurement: Measurement
+    sampled: Measurement | None = None
+    load: list[Measurement] = []
+    spans: dict[str, float] = {}
+
+    def all(self) -> list[Measurement]:
+        """Greedy, then sampled and under load, as far as they were made."""
+        return [self.measurement, *([self.sampled] if self.sampled else []), *self.load]
+
+
 class Answers(BaseModel):
-    """What the target answered: to train on, and measured without speculation on the held-out prompts."""
+    """What the target answered: to train on, and measured without speculation on the held-out prompts. sample: key of
+    the greedy answer that the overfit check learns."""
 
     train: list[Answered]
-    plain: Measurement
+    sample: str
+    plain: Measured
     spans: dict[str, float]
 
 
@@ -73,25 +85,10 @@ class CapturedStates(BaseModel):
     spans: dict[str, float]
 
 
-class Trained(BaseModel):
-    """start: the head before the first step. head: after the last."""
-
-    start: ArtifactRef
-    head: ArtifactRef
-    result: TrainingResult
-    spans: dict[str, float]
-
-
-class Measured(BaseModel):
-    """A drafter on the held-out prompts."""
-
-    measurement: Measurement
-    spans: dict[str, float]
-
-
 @durable(name="choose target and drafter to start from", outlives_edits=True)
-def choose(config: TargetConfig, warm_start: bool, target: str | None, run: str) -> Chosen:
-    """The target given as a label, else the newest version; the drafter of it or of its nearest ancestor that has one.
+def choose(config: TargetConfig, warm_start: bool, target: str | None, run: str, kind: str = "eagle3") -> Chosen:
+    """The target given as a label, else the newest version; the drafter of this `kind` of it or of its nearest ancestor
+    that has one.
 
     Kept with the run: there may be newer ones when it resumes.
     """
@@ -99,45 +96,56 @@ def choose(config: TargetConfig, warm_start: bool, target: str | None, run: str)
     version = lineage.get(target) if target else lineage.resolve(config.name, "latest")
     version = version or base_version(lineage, open_store(), config)
     ancestor, previous = version, None
-    while warm_start and ancestor is not None and previous is None:
-        previous = next(iter(lineage.drafters(ancestor)), None)
+    while warm_start and kind != "ngram" and ancestor is not None and previous is None:
+        alike = (d for d in lineage.drafters(ancestor) if d.tags.get(KIND_TAG, "eagle3") == kind)
+        previous = next(alike, None)
         ancestor = lineage.get(ancestor.parent) if ancestor.parent else None
     return Chosen(target=version, previous=previous)
 
 
-@durable(name="gather traffic")
-def gather_traffic(config: DrafterConfig, given: dict[str, list[Messages]], target: ArtifactRef) -> Traffic:
-    """Prompts to train on and held-out ones to measure on. given: conversations of sources that another room owns."""
-    return sources.gather(
-        config.traffic,
-        sources.chat_template(open_store().open(target)),
-        held_out=config.eval_prompts,
-        max_prompt_tokens=config.max_prompt_tokens,
-        seed=config.seed,
-        given=given,
-    )
-
-
 @durable(name="answer prompts", pools=["engines"])
 def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig, run: str) -> Answers:
-    """The target's answers to the training prompts, and its speed without speculation on the held-out ones."""
-    spans = Spans()
+    """The target's answers to the training prompts and, where asked for, those of the RL run that made it; its speed
+    without speculation on the held-out prompts."""
+    spans, store = Spans(), open_store()
+    model = store.open(target.artifact)
     answering = Answering(
         max_new_tokens=config.drafter.max_new_tokens,
+        max_prompt_tokens=config.drafter.max_prompt_tokens,
         temperature=config.drafter.temperature,
         seed=config.drafter.seed,
         concurrency=config.engine.max_concurrent_sequences,
     )
     with (
-        engine(measuring(open_store().open(target.artifact), config), config, spans) as handle,
+        engine(measuring(model, config), config, spans) as handle,
         spans.measure("engine"),
     ):
         train = asyncio.run(
-            answer(handle, traffic.train, answering, lambda done, of: report("answering training prompts", done, of))
+            answer(
+                handle,
+                traffic.train,
+                answering,
+                ChatTemplate(model),
+                on_progress=lambda done, of: report("answering training prompts", done, of),
+            )
         )
+        greedy = train
+        if config.drafter.temperature:  # a few more, which the engine gives again when it is asked again
+            again = answering.model_copy(update={"temperature": 0.0})
+            greedy = asyncio.run(answer(handle, traffic.train[:GREEDY], again, ChatTemplate(model)))
+            train = greedy + train
         report("measuring the target without speculation")
-        plain = measure_held_out(handle, traffic, config, subject=target.subject, suffix="_plain")
-    return Answers(train=train, plain=plain, spans=spans.seconds)
+        plain = _measure(handle, traffic, config, target.subject, "_plain")
+    for source in config.drafter.traffic:
+        if source.source == sources.ROLLOUTS:
+            folders = [store.open(evidence) for evidence in target.evidence]
+            found = rollouts.read(folders, source.domain, source.prompts, longest=config.engine.max_model_len)
+            report(f"{len(found)} rollouts of the run that made {target.label}")
+            train = train + found
+    sample = longest(greedy, config.drafter.micro_batch_tokens)
+    # First, so that the byte budget cuts off others.
+    train = sorted(train, key=lambda answered: answered is not sample)
+    return Answers(train=train, sample=sample.key, plain=plain, spans=spans.seconds)
 
 
 @durable(name="capture hidden states", pools=["engines"])
@@ -145,33 +153,22 @@ def capture_states(target: ArtifactRef, answers: list[Answered], config: Drafter
     """Hidden states of the answers in the store. What an interrupted attempt captured is kept."""
     spans, store = Spans(), open_store()
     model, folder = store.open(target), runs.read(run).folder / "capture"
-    layer_ids = captured_layers(model)
-    bytes_per_token = layer_bytes(model, len(layer_ids), config.engine.dtype)
     tokens = sum(len(a.token_ids) for a in answers)
-    staging = folder / "staging"
-    shutil.rmtree(staging, ignore_errors=True)  # what an interrupted engine left belongs to no request any more
-    spec = EngineSpec(
-        model=model, role=Role.capture, config=config.engine, capture=Capture(layer_ids=layer_ids, folder=staging)
-    )
-    report(
-        f"{tokens * bytes_per_token / 2**20:.0f} MiB of hidden states: {tokens} tokens, {bytes_per_token} bytes each"
-    )
-    with (
-        StatesWriter(folder / "states", layer_ids) as writer,
-        engine(spec, config, spans) as handle,
-        spans.measure("engine"),
-    ):
-        captured = asyncio.run(
-            capture(
-                handle,
-                answers,
-                writer,
-                bytes_per_token=bytes_per_token,
-                budget_bytes=int(config.drafter.capture_budget_gib * 2**30),
-                concurrency=config.engine.max_concurrent_sequences,
-                on_progress=lambda done, of: report("capturing hidden states", done, of),
+    with capturing(model, folder, config, spans) as (handle, layout):
+        size = layout.bytes_per_token
+        report(f"{tokens * size / 2**20:.0f} MiB of hidden states: {tokens} tokens, {size} bytes each")
+        with StatesWriter(folder / "states", layout.layer_ids) as writer:
+            captured = asyncio.run(
+                capture(
+                    handle,
+                    answers,
+                    writer,
+                    bytes_per_token=size,
+                    budget_bytes=int(config.drafter.capture_budget_gib * 2**30),
+                    concurrency=config.engine.max_concurrent_sequences,
+                    on_progress=lambda done, of: report("capturing hidden states", done, of),
+                )
             )
-        )
     if captured < len(answers):
         report(f"the byte budget holds {captured} of {len(answers)} answers: raise drafter.capture_budget_gib")
     artifact = store.put(folder / "states", "hidden-states", producer=COMMAND, inputs=[target])
@@ -180,57 +177,13 @@ def capture_states(target: ArtifactRef, answers: list[Answered], config: Drafter
     return CapturedStates(artifact=artifact, sequences=captured, tokens=kept, spans=spans.seconds)
 
 
-@contextmanager
-def trainer(config: DrafterFlowConfig) -> Iterator[None]:
-    """The trainer's process for `train_head` inside the block. Its imports take as long as an engine's start: begin
-    before the engine that comes first."""
-    global _trainer
-    reserved = placement(config)
-    _trainer = session().actor(
-        TrainerWorker, cpus=reserved.trainer.cpus, gpus=reserved.trainer.gpus, threads=reserved.trainer_threads
-    )
-    _trainer.warm_up.remote()
-    try:
-        yield
-    finally:
-        _trainer = None  # its last reference: the process ends
+def kept_when_streaming(answers: Answers, config: DrafterConfig) -> list[Answered]:
+    """The sequences whose states are kept: the held-out ones, and the one that is learned by heart."""
+    from tasks.drafter.dataset import split_by_domain
 
-
-@durable(name="train head", pools=["trainer"])
-def train_head(
-    target: ArtifactRef, states: ArtifactRef, previous: ArtifactRef | None, config: DrafterFlowConfig
-) -> Trained:
-    """Train a head for `target` on `states`, from nothing or from the drafter `previous`; call it inside `trainer`.
-
-    Raises ContractError when what was written does not fit the target.
-    """
-    spans, store, settings = Spans(), open_store(), config.drafter
-    model, worker, result = store.open(target), _trainer, session().result
-    tokenizer = tokenizer_digest(model)
-    home().mkdir(parents=True, exist_ok=True)  # beside the store, which then shares the files instead of copying them
-    with tempfile.TemporaryDirectory(prefix="drafter-", dir=home()) as scratch:
-        start, head = Path(scratch) / "start", Path(scratch) / "head"
-        with spans.measure("trainer"):
-            report("building the head")
-            result(worker.begin.remote(model, store.open(states), settings, previous and store.open(previous)))
-            result(worker.export.remote(start, tokenizer, config.engine.dtype))
-            done = 0
-            while done < settings.training_steps:
-                at = result(worker.advance.remote(REPORT_EVERY))
-                done = at.step
-                seen = f"training: loss {at.loss:.3f}, held-out acceptance {at.acceptance:.2f}"
-                report(seen, done, settings.training_steps)
-            result(worker.export.remote(head, tokenizer, config.engine.dtype))
-            outcome = result(worker.result.remote())
-        report("checking the head's contract with its target")
-        check(head, model)
-        inputs = [target, states, *([previous] if previous else [])]
-        return Trained(
-            start=store.put(start, "drafter-start", producer=COMMAND, inputs=inputs),
-            head=store.put(head, "drafter", producer=COMMAND, inputs=inputs),
-            result=outcome,
-            spans=spans.seconds,
-        )
+    _, held_out = split_by_domain(answers.train, config.held_out_share, config.seed)
+    keys = {answers.sample, *(answered.key for answered in held_out)}
+    return [answered for answered in answers.train if answered.key in keys]
 
 
 @durable(name="measure drafter", pools=["engines"])
@@ -243,50 +196,67 @@ def measure_drafter(
     config: DrafterFlowConfig,
     suffix: str = "",
 ) -> Measured:
-    """Serve `head` with the target and measure it on the held-out prompts.
+    """Serve the drafter `head` with the target and measure it on the held-out prompts; what training started from, with
+    a `suffix` to the figures' names, only greedily and at one concurrency.
 
-    expected: what it should accept on captured sequences; served answers are greedy, so it is compared only when the
-    captured ones were. suffix: of the figures' names.
+    expected: what it should accept of answers that the target gives again; served answers are greedy, so it is compared
+    only when those were.
     Raises ContractError when the engine accepts something else.
     """
     spans, store, settings = Spans(), open_store(), config.drafter
-    speculation = Speculation(
-        method=settings.kind, model=store.open(head), num_speculative_tokens=settings.num_speculative_tokens
-    )
-    spec = measuring(store.open(target.artifact), config, speculation)
+    proposing = speculation(store.open(head), settings.num_speculative_tokens)
+    spec = measuring(store.open(target.artifact), config, proposing)
     with engine(spec, config, spans) as handle, spans.measure("engine"):
         report(f"measuring acceptance of {subject}{suffix.replace('_', ' ')}")
-        measurement = measure_held_out(handle, traffic, config, subject=subject, suffix=suffix)
-        if expected and settings.temperature == 0:
+        measured = _measure(handle, traffic, config, subject, suffix, briefly=bool(suffix))
+        if expected and expected.prompts and settings.temperature == 0:
             served = asyncio.run(replay(handle, expected))
             check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
-    return Measured(measurement=measurement, spans=spans.seconds)
+    return measured.model_copy(update={"spans": spans.seconds})
+
+
+def _measure(
+    handle: EngineHandle, traffic: Traffic, config: DrafterFlowConfig, subject: str, suffix: str, briefly: bool = False
+) -> Measured:
+    """briefly: greedily at one concurrency alone."""
+    greedy = measure_held_out(handle, traffic, config, subject=subject, suffix=suffix)
+    if briefly:
+        return Measured(measurement=greedy)
+    temperature, sampled = config.drafter.temperature, None
+    if temperature:
+        report(f"measuring at temperature {temperature:g}")
+        labels = dict(subject=subject, suffix=f"_sampled{suffix}")
+        sampled = measure_held_out(handle, traffic, config, temperature=temperature, **labels)
+    load = measure_under_load(handle, traffic, config, subject=subject, suffix=suffix)
+    return Measured(measurement=greedy, sampled=sampled, load=load)
 
 
 @durable(name="write drafter evidence")
 def write_evidence(
     target: Version,
     drafter: Version,
-    states: CapturedStates,
-    trained: Trained,
-    plain: Measurement,
-    before: Measurement,
-    after: Measurement,
+    result: TrainingResult | None,
+    captured: int,
+    states: ArtifactRef | None,
+    plain: Measured,
+    before: Measured | None,
+    after: Measured,
     traffic: Traffic,
 ) -> ArtifactRef:
-    """The evidence table about `drafter`, and its training curve, in the store."""
+    """The evidence table about `drafter`, and its training curve, in the store. result, before: where it was trained;
+    captured, states: tokens, and their hidden states where it learned from some."""
     rows = figures.rows(
         drafter.subject,
-        trained.result,
-        plain,
-        before,
-        after,
+        result,
+        plain.all(),
+        before.all() if before else [],
+        after.all(),
         dataset_digest=traffic.held_out_digest(),
-        captured_tokens=states.tokens,
-        captured_bytes=states.artifact.bytes,
+        captured_tokens=captured,
+        captured_bytes=states.bytes if states else 0,
     )
     with tempfile.TemporaryDirectory() as folder:
-        figures.write(Path(folder), rows, trained.result, plain, COMMAND)
+        figures.write(Path(folder), rows, result, plain.measurement, COMMAND)
         inputs = [target.artifact, drafter.artifact]
         return open_store().put(Path(folder), "evidence", producer=COMMAND, inputs=inputs)
 

@@ -10,11 +10,29 @@ if TYPE_CHECKING:
 SENTENCES = (
     ("acceptance_length_before", "tokens per target pass, before training", "{:.2f}"),
     ("acceptance_length", "tokens per target pass, after", "{:.2f}"),
+    ("acceptance_length_sampled", "the same at the temperature of serving", "{:.2f}"),
+    ("acceptance_length_without_loops", "tokens per pass outside of repeated 8-grams", "{:.2f}"),
     ("tokens_per_second_plain", "tokens/s without speculation", "{:.1f}"),
     ("tokens_per_second", "tokens/s with the drafter", "{:.1f}"),
     ("speculation_speedup", "speed with the drafter against without", "{:.2f}x"),
+    ("best_num_speculative_tokens", "best number of proposed tokens, by measured rates and costs", "{:.0f}"),
+    ("speedup_at_best", "speed that it should give", "{:.2f}x"),
     ("output_identity", "greedy answers the drafter leaves as they are", "{:.1%}"),
     ("draft_vocab_coverage", "generated tokens that the head can propose", "{:.1%}"),
+)
+
+
+# Figure under load, heading of its column, how its value reads.
+COLUMNS = (
+    ("load_acceptance_length", "tokens per pass", "{:.2f}"),
+    ("load_tokens_per_second_plain", "tokens/s without", "{:.1f}"),
+    ("load_tokens_per_second", "tokens/s with", "{:.1f}"),
+    ("load_speculation_speedup", "speedup", "{:.2f}x"),
+    ("load_ttft_p50", "first token p50, ms", "{:.0f}"),
+    ("load_ttft_p99", "p99, ms", "{:.0f}"),
+    ("load_itl_p50", "between tokens p50, ms", "{:.1f}"),
+    ("load_itl_p99", "p99, ms", "{:.1f}"),
+    ("load_best_num_speculative_tokens", "best number to propose", "{:.0f}"),
 )
 
 
@@ -28,7 +46,21 @@ def markdown(title: str, evidence: "pd.DataFrame") -> str:
             ends = "" if math.isnan(measured.low) else f"{form.format(measured.low)} to {form.format(measured.high)}"
             value = form.format(measured.value)
             lines.append(f"| {sentence} | {measured.domain} | {value} | {ends} | {measured.n} {measured.unit} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_under_load(evidence)]) + "\n"
+
+
+def _under_load(evidence: "pd.DataFrame") -> list[str]:
+    loaded = evidence[evidence["figure"] == "load_tokens_per_second"]
+    if loaded.empty:
+        return []
+    lines = ["", "## Under load", "", f"| in flight | {' | '.join(heading for _, heading, _ in COLUMNS)} |"]
+    lines.append("|---" * (len(COLUMNS) + 1) + "|")
+    for concurrency in loaded["concurrency"]:
+        at = evidence[evidence["concurrency"] == concurrency].drop_duplicates("figure", keep="last")
+        values = dict(zip(at["figure"], at["value"], strict=True))
+        cells = [form.format(values[figure]) if figure in values else "" for figure, _, form in COLUMNS]
+        lines.append(f"| {concurrency} | {' | '.join(cells)} |")
+    return lines
 
 
 def records(evidence: "pd.DataFrame") -> list[dict]:

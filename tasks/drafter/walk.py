@@ -37,12 +37,8 @@ def walk(proposals: "torch.Tensor", next_ids: "torch.Tensor", first_row: int) ->
     import torch
 
     num_tokens, num_rows = proposals.shape
-    right = torch.stack(
-        [
-            proposals[i, : num_rows - num_tokens + 1] == next_ids[i : num_rows - num_tokens + 1 + i]
-            for i in range(num_tokens)
-        ]
-    )
+    blocks = max(0, num_rows - num_tokens + 1)
+    right = torch.stack([proposals[i, :blocks] == next_ids[i : blocks + i] for i in range(num_tokens)])
     runs = right.long().cumprod(dim=0).sum(dim=0).tolist()
     counted = Walk(0, [0] * num_tokens)
     row = first_row

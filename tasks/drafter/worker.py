@@ -1,5 +1,6 @@
-"""The process that trains heads: it holds torch and speculators, whose import takes as long as an engine's start."""
+"""The process that trains drafters: it holds torch and speculators, whose import takes as long as an engine's start."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,15 +9,23 @@ from pydantic import BaseModel
 from infra.config.drafter import DrafterConfig
 
 if TYPE_CHECKING:
-    from tasks.drafter.train import HeadTrainer
+    from tasks.drafter.answers import Answered
+    from tasks.drafter.loop import TrainingLoop
+    from tasks.drafter.states import Sequence
+
+
+WHOLE = 0.5
+"""Share of the blocks of a single answer that a head which learned it by heart must get right to the last token."""
 
 
 class Progress(BaseModel):
-    """step: optimizer steps done; loss: of the last; acceptance: held-out acceptance length when last looked at."""
+    """step: optimizer steps done; loss: of the last; acceptance: held-out acceptance length when last looked at.
+    finished: whether training has ended."""
 
     step: int
     loss: float | None
     acceptance: float
+    finished: bool
 
 
 class Expected(BaseModel):
@@ -38,10 +47,11 @@ class TrainingResult(BaseModel):
 
 
 class TrainerWorker:
-    """Trains one head at a time; meant to run as an actor of its own."""
+    """Trains one drafter at a time; meant to run as an actor of its own."""
 
     def __init__(self) -> None:
-        self.trainer: HeadTrainer | None = None
+        self.trainer: TrainingLoop | None = None
+        self.checkpoint: Path | None = None
 
     def warm_up(self) -> None:
         """Import what training needs."""
@@ -53,48 +63,87 @@ class TrainerWorker:
         """Build the head and load the states."""
         from tasks.drafter.train import HeadTrainer
 
-        self.trainer = HeadTrainer(target, states, config, previous)
+        self.trainer, self.checkpoint = HeadTrainer(target, states, config, previous), None
+
+    def begin_streamed(
+        self,
+        target: Path,
+        states: Path,
+        held_out: list[str],
+        answers: "list[Sequence]",
+        config: DrafterConfig,
+        previous: Path | None,
+    ) -> None:
+        """Build the head; the states of `answers` come with `consume`."""
+        from tasks.drafter.train import StreamedHeadTrainer
+
+        self.trainer = StreamedHeadTrainer(target, states, held_out, answers, config, previous)
+        self.checkpoint = None
+
+    def consume(self, states: Path, steps: int) -> Progress:
+        """Train on the captured states of the next `steps` packs, whose folder is then removed."""
+        self.trainer.receive(states)
+        shutil.rmtree(states)
+        return self.advance(steps)
+
+    def begin_draft_model(
+        self, target: Path, answers: "list[Answered]", config: DrafterConfig, previous: Path | None
+    ) -> None:
+        """Build the draft model."""
+        from tasks.drafter.draft_model import DraftModelTrainer
+
+        self.trainer, self.checkpoint = DraftModelTrainer(target, answers, config, previous), None
+
+    def resume(self, checkpoint: Path) -> int:
+        """Go on from the file `checkpoint` if there is one, and write it every `checkpoint_every` steps from here on.
+        The number of steps done."""
+        self.checkpoint = checkpoint
+        if checkpoint.is_file():
+            self.trainer.load(checkpoint)
+        return self.trainer.steps
 
     def advance(self, steps: int) -> Progress:
         """Train `steps` more."""
-        self.trainer.advance(steps)
-        curve = self.trainer.curve
-        seen = [a for a in curve.held_out_acceptance if a is not None]
-        return Progress(step=curve.step[-1], loss=curve.loss[-1], acceptance=seen[-1])
+        trainer, every = self.trainer, self.trainer.config.checkpoint_every
+        before = trainer.steps
+        trainer.advance(steps)
+        curve = trainer.curve
+        if self.checkpoint and not trainer.finished and trainer.steps // every > before // every:
+            trainer.save(self.checkpoint)
+        return Progress(
+            step=curve.step[-1], loss=curve.loss[-1], acceptance=curve.looks()[-1], finished=trainer.finished
+        )
+
+    def overfit(self, target: Path, states: Path, config: DrafterConfig, only: str, most: int) -> float:
+        """A head trained on the one sequence with the key `only`; the share of its blocks that it proposes right to the
+        last token, after at most `most` steps."""
+        from tasks.drafter.train import HeadTrainer
+
+        self.trainer = HeadTrainer(target, states, config, only=only)
+        return self.trainer.overfit(most)
 
     def export(self, folder: Path, tokenizer: str, dtype: str) -> None:
-        """Write the head as it is to `folder`. tokenizer: digest of the target's; dtype: of the engines."""
-        import torch
+        """Write the drafter as it is to `folder`. tokenizer: digest of the target's; dtype: of the engines."""
+        self.trainer.write(folder, tokenizer, dtype)
 
-        from tasks.drafter.dataset import rows
-        from tasks.drafter.export import DrafterCard, export
-
-        trainer = self.trainer
-        sequence = trainer.held_out[0]
-        probe = rows(sequence, max_rows=len(sequence.sequence.token_ids))
-        card = DrafterCard(
-            layer_ids=trainer.layer_ids,
-            target_tokenizer=tokenizer,
-            draft_vocab_size=len(trainer.vocab.d2t),
-            draft_vocab_coverage=trainer.vocab.coverage,
-            num_speculative_tokens=trainer.config.num_speculative_tokens,
-            tokens=trainer.tokens,
-            dtype=dtype,
+    def expected(self) -> Expected:
+        """What the engine should accept of the drafter as it is, of held-out answers that it gives again."""
+        held_out = self.trainer.reproducible()
+        walked = self.trainer.acceptance(held_out)
+        answers = [(s.token_ids, start, end) for s in map(self.trainer.sequence, held_out) for start, end in s.answers]
+        return Expected(
+            prompts=[token_ids[:start] for token_ids, start, _ in answers],
+            num_new_tokens=[end - start for _, start, end in answers],
+            drafts=walked.drafts,
+            accepted=walked.accepted,
         )
-        export(trainer.model, folder, card, (probe.hidden, probe.input_ids), getattr(torch, dtype))
 
     def result(self) -> TrainingResult:
         """What training came to."""
         trainer = self.trainer
-        walked = trainer.acceptance()
         return TrainingResult(
             curve=trainer.curve.model_dump(),
             tokens=trainer.tokens,
-            draft_vocab_coverage=trainer.vocab.coverage,
-            expected=Expected(
-                prompts=[c.sequence.token_ids[: c.sequence.num_prompt_tokens] for c in trainer.held_out],
-                num_new_tokens=[len(c.sequence.token_ids) - c.sequence.num_prompt_tokens for c in trainer.held_out],
-                drafts=walked.drafts,
-                accepted=walked.accepted,
-            ),
+            draft_vocab_coverage=trainer.coverage,
+            expected=self.expected(),
         )

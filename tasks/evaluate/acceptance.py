@@ -23,6 +23,7 @@ from infra.engine.client import EngineClient
 from infra.engine.pin import engine_pin, hardware
 from infra.engine.spec import EngineHandle
 from tasks.evaluate.evidence import row
+from tasks.evaluate.loops import fresh_passes, repeated
 
 KEPT = "plain.json"
 Z = 1.959964  # 95% of a normal distribution lies within this many standard deviations
@@ -57,8 +58,10 @@ async def measure(
     """Answer each domain's prompts (token ids) with `concurrency` requests in flight, one domain after the other.
 
     Rows, per domain and over "all": acceptance_length, acceptance_rate_position_1..k (n = drafts; none when the engine
-    proposed nothing), tokens_per_second (n = tokens), ttft_p50, ttft_p99, itl_p50, itl_p99 (ms; a gap is between
-    arrivals, so tokens accepted together count as one). `prefix` and `suffix` go around every figure's name.
+    proposed nothing), acceptance_length_without_loops (n = passes that gave no token of a repeated 8-gram),
+    tokens_per_second (n = tokens), looped_share (tokens in repeated 8-grams), ttft_p50, ttft_p99, itl_p50, itl_p99 (ms;
+    a gap is between arrivals, so tokens accepted together count as one). `prefix` and `suffix` go around every figure's
+    name.
     engine: how the engine was started, for the measurement's conditions.
     """
     slots = asyncio.Semaphore(concurrency)
@@ -197,9 +200,24 @@ class _Part:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
+    def _loops(self, labels: dict) -> list[dict]:
+        answers = [[tokens for _, tokens in arrivals] for arrivals in self.answers]
+        looped = sum(sum(repeated([t for tokens in answer for t in tokens])) for answer in answers)
+        rows = [row("looped_share", looped / max(1, self.tokens), n=self.tokens, unit="share", **labels)]
+        longest = len(self.counters.accepted_per_position) + 1
+        passes = [n for answer in answers for n in fresh_passes(answer, longest)]
+        if self.counters.drafts and passes:
+            half = Z * float(np.std(passes)) / math.sqrt(len(passes))
+            mean = float(np.mean(passes))
+            ends = dict(low=mean - half, high=mean + half)
+            name, unit = "acceptance_length_without_loops", "tokens/pass"
+            rows.append(row(name, mean, n=len(passes), unit=unit, **ends, **labels))
+        return rows
+
     def rows(self, labels: dict) -> list[dict]:
         rows = acceptance_rows(self.counters, labels)
         rows.append(row("tokens_per_second", self.tokens_per_second, n=self.tokens, unit="tokens/s", **labels))
+        rows += self._loops(labels)
         times = [[1e3 * seconds for seconds, _ in arrivals] for arrivals in self.answers if arrivals]
         latencies = {"ttft": [t[0] for t in times], "itl": [gap for t in times for gap in np.diff(t)]}
         for figure, values in latencies.items():

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
+LOAD = "load_"
+"""Before the names of figures that are measured at several concurrencies."""
+
 COLUMNS = {
     "figure": "string",  # name, e.g. acceptance_length
     "value": "float64",
@@ -61,5 +64,9 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def metrics(evidence: pd.DataFrame) -> dict[str, float]:
-    """Values by name for MLflow: `figure/domain`, or `figure` where there is no domain."""
-    return {f"{r.figure}/{r.domain}".rstrip("/"): r.value for r in evidence.itertuples()}
+    """Values by name for MLflow: `figure/domain`, or `figure` where there is no domain; `figure/concurrency` for those
+    under load."""
+    return {
+        f"{r.figure}/{r.concurrency if r.figure.startswith(LOAD) else r.domain}".rstrip("/"): r.value
+        for r in evidence.itertuples()
+    }

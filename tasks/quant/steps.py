@@ -12,6 +12,7 @@ from infra.cluster.session import session
 from infra.config.flows import QuantizeFlowConfig
 from infra.config.quant import QuantizeConfig
 from infra.config.target import EngineConfig, TargetConfig
+from infra.engine.drafters import speculation
 from infra.engine.pin import engine_pin, hardware
 from infra.engine.spec import EngineHandle, EngineSpec, Role, Speculation
 from infra.lineage.lineage import Lineage
@@ -123,12 +124,8 @@ def look_at_quant(quant: Version, prompts: Prompts, base: ArtifactRef, config: Q
 def try_drafter(quant: Version, drafter: Version, prompts: Prompts, config: QuantizeFlowConfig, run: str) -> Tried:
     """Acceptance and speed of the target's drafter when it proposes for the quant."""
     store, spans = open_store(), Spans()
-    speculation = Speculation(
-        method=config.drafter.kind,
-        model=store.open(drafter.artifact),
-        num_speculative_tokens=config.drafter.num_speculative_tokens,
-    )
-    spec = _spec(store.open(quant.artifact), config.engine, speculation)
+    proposing = speculation(store.open(drafter.artifact), config.drafter.num_speculative_tokens)
+    spec = _spec(store.open(quant.artifact), config.engine, proposing)
     with _serve(spec, spans) as handle, spans.measure("engine"):
         report(f"measuring {drafter.label} on {quant.label}")
         measurement = view.speculate(handle, prompts, config, quant.subject)

@@ -1,6 +1,6 @@
 """What is to be released, and the evidence there is about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +12,7 @@ from infra.lineage.check import check
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import Kind, LineageError, Version, registered_model
 from infra.store.base import Store
+from infra.store.open import open_store
 from tasks.evaluate import evidence
 from tasks.release import fit
 from tasks.release.against import drafter_rows, quant_rows
@@ -110,11 +111,27 @@ def _compared(lineage: Lineage, store: Store, candidate: Candidate, measured: li
     return rows
 
 
+def fastest(drafters: Sequence[Version]) -> Version | None:
+    """Of the drafters of one target, whatever their kinds, the one whose measured speed over plain decoding is highest;
+    none where none was measured."""
+    store, speedups = open_store(), {}
+    for drafter in drafters:
+        for ref in drafter.evidence:
+            table = evidence.read(store.open(ref) / TABLE)
+            rows = table[(table["figure"] == "speculation_speedup") & (table["subject"] == drafter.subject)]
+            if len(rows):
+                speedups[drafter.label] = float(rows["value"].iloc[-1])  # a later measurement counts
+    measured = [drafter for drafter in drafters if drafter.label in speedups]
+    return max(measured, key=lambda drafter: speedups[drafter.label], default=None)
+
+
 def _part(lineage: Lineage, target: Version, kind: Kind, which: str, made_for: MadeFor) -> Version | None:
     if which == "none":
         return None
     if which == "latest":
         return next(iter(made_for(target)), None)
+    if which == "best" and kind == "drafter":
+        return fastest(made_for(target))
     model = registered_model(target.name, kind)
     version = lineage.resolve(model, _number(model, kind, which))
     if version is None:

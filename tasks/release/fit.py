@@ -22,15 +22,16 @@ def rows(store: Store, target: Version, part: Version) -> list[dict]:
     number of tokens. `norm flags`: an EAGLE-3 head whose config leaves one open.
     """
     base, folder = store.open(target.artifact), store.open(part.artifact)
-    config = json.loads((folder / "config.json").read_text())
     made_from = {ref.digest for ref in store.manifest(part.artifact).inputs}
     misfits = {
         "target": target.artifact.digest not in made_from,
         "tokenizer": tokenizer(folder) not in (None, tokenizer(base)),
-        "vocabulary": vocabulary(config) != vocabulary(json.loads((base / "config.json").read_text())),
     }
-    if "Eagle3" in "".join(config.get("architectures") or ()):
-        misfits["norm flags"] = any(not isinstance(config.get(flag), bool) for flag in NORM_FLAGS)
+    if (folder / "config.json").is_file():  # n-gram lookup is no model
+        config = json.loads((folder / "config.json").read_text())
+        misfits["vocabulary"] = vocabulary(config) != vocabulary(json.loads((base / "config.json").read_text()))
+        if "Eagle3" in "".join(config.get("architectures") or ()):
+            misfits["norm flags"] = any(not isinstance(config.get(flag), bool) for flag in NORM_FLAGS)
     return [
         row(f"{part.kind}_misfit", float(wrong), n=1, unit="1 or 0", domain=domain, subject=part.subject)
         for domain, wrong in misfits.items()

@@ -8,10 +8,12 @@ from pathlib import Path
 import aiohttp
 
 from infra.cluster.session import session
+from infra.config.recording import RecordingConfig
 from infra.config.target import EngineConfig
 from infra.engine.answers import SpeculationCounters
 from infra.engine.client import EngineClient
-from infra.engine.spec import EngineHandle, EngineSpec, Role, Speculation
+from infra.engine.drafters import speculation
+from infra.engine.spec import EngineHandle, EngineSpec, Role
 from infra.services.progress import report
 from infra.services.spans import Spans
 from tasks.release.answers import Answer, Served
@@ -23,10 +25,22 @@ class ServeError(RuntimeError):
     """The released combination does not serve as it must."""
 
 
-def spec_of(model: Path, drafter: Path | None, engine: EngineConfig, num_speculative_tokens: int) -> EngineSpec:
-    """The engine that serves `model` (the target, or its quantized copy) with `drafter`."""
-    speculation = drafter and Speculation(method="eagle3", model=drafter, num_speculative_tokens=num_speculative_tokens)
-    return EngineSpec(model=model, role=Role.serve, config=engine, speculation=speculation)
+def spec_of(
+    model: Path,
+    drafter: Path | None,
+    engine: EngineConfig,
+    num_speculative_tokens: int,
+    recording: RecordingConfig | None = None,
+) -> EngineSpec:
+    """The engine that serves `model` (the target, or its quantized copy) with `drafter`. recording: what it keeps of
+    its requests, by default nothing."""
+    return EngineSpec(
+        model=model,
+        role=Role.serve,
+        config=engine,
+        speculation=drafter and speculation(drafter, num_speculative_tokens),
+        recording=recording or RecordingConfig(),
+    )
 
 
 def serve_and_ask(spec: EngineSpec, questions: list[str], max_new_tokens: int) -> Served:

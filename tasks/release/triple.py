@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.config.flows import ReleaseFlowConfig
+from infra.config.recording import RecordingConfig
 from infra.config.target import EngineConfig
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import Version
@@ -21,18 +22,26 @@ class Serving(BaseModel):
 
     engine: EngineConfig
     num_speculative_tokens: int
+    recording: RecordingConfig = RecordingConfig()
 
     @classmethod
     def of(cls, config: ReleaseFlowConfig) -> "Serving":
         """What `config` asks for."""
-        return cls(engine=config.engine, num_speculative_tokens=config.release.num_speculative_tokens)
+        release = config.release
+        return cls(
+            engine=config.engine,
+            num_speculative_tokens=release.num_speculative_tokens,
+            recording=release.recording,
+        )
 
 
 def triple_of(store: Store, parts: Candidate, serving: Serving) -> Triple:
     """What serves `parts`. Its artifacts are those that lineage names."""
     model = parts.quant or parts.target
     drafter = store.open(parts.drafter.artifact) if parts.drafter else None
-    spec = spec_of(store.open(model.artifact), drafter, serving.engine, serving.num_speculative_tokens)
+    spec = spec_of(
+        store.open(model.artifact), drafter, serving.engine, serving.num_speculative_tokens, serving.recording
+    )
     labels = {part.kind: part.label for part in parts.versions}
     return Triple(
         parts=labels,

@@ -12,7 +12,7 @@ from infra.cluster.placement import Resources
 from infra.cluster.session import session
 from infra.config.flows import RLFlowConfig
 from infra.engine.client import EngineClient
-from infra.engine.spec import EngineSpec, Role
+from infra.engine.spec import EngineSpec, Role, Speculation
 from infra.services.progress import report
 from infra.transport.base import Published
 from infra.transport.sync import SyncReport, sync
@@ -35,6 +35,7 @@ class RolloutEngines:
         folder: Path,
         reserve: Resources,
         updating: Callable[[Engine], AbstractContextManager],
+        speculation: Speculation | None = None,
     ):
         self._config, self._control, self._updating = config, Control(folder), updating
         self._lines: list[str] = []
@@ -43,6 +44,7 @@ class RolloutEngines:
             model=base,
             role=Role.rollout,
             config=config.engine,
+            speculation=speculation,
             seed=config.rl.seed,
             matched=config.rl.numerics == "matched",
         )

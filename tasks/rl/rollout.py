@@ -112,9 +112,9 @@ def admit(groups: Sequence[Group], *, version: int, max_staleness: int) -> Admit
 
 
 def browsable(rollout: Rollout, *, step: int, advantage: float | None) -> dict[str, Any]:
-    """One rollout as a JSON object for tables that people read."""
+    """One rollout as a JSON object: for tables that people read, and with its tokens, for drafters that learn of it."""
     row = asdict(rollout)
-    for name in ("problem", "prompt_ids", "token_ids", "logprobs", "versions", "text"):
+    for name in ("problem", "logprobs", "versions", "text"):
         row.pop(name)
     return row | {
         "step": step,

@@ -14,6 +14,7 @@ from infra.config.flows import RLFlowConfig
 from infra.config.rl import VerifiersEnvironment
 from infra.engine.load import LoadMeter
 from infra.engine.pin import engine_pin, hardware, pins
+from infra.engine.spec import Speculation
 from infra.services.progress import report
 from infra.services.runs import config_digest
 from infra.services.spans import Spans
@@ -42,19 +43,30 @@ from tasks.rl.timeline import Timeline
 OnStep = Callable[[int, Mapping[str, float]], None]
 
 
-def train_policy(base: Path, config: RLFlowConfig, workdir: Path, *, on_step: OnStep | None = None) -> RLResult:
+def train_policy(
+    base: Path,
+    config: RLFlowConfig,
+    workdir: Path,
+    *,
+    on_step: OnStep | None = None,
+    speculation: Speculation | None = None,
+) -> RLResult:
     """Run `config.rl.steps` steps from the model in `base`; a run that was interrupted in `workdir` goes on there.
 
     base: model folder. workdir: of this run alone, for checkpoints and results. on_step: called with the number (from
-    1) and the figures of each step; after an interruption once more with the last step done before it.
+    1) and the figures of each step; after an interruption once more with the last step done before it. speculation: of
+    the rollout engines.
     Raises BadEnvironment, ScorerError, PromptTooLong, EngineError, SyncError, TrainerError, CheckpointError, and
     MismatchError naming the last checkpoint.
     """
-    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None)).train()
+    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None), speculation).train()
 
 
 class _PolicyRun:
-    def __init__(self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep):
+    def __init__(
+        self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep, speculation: Speculation | None
+    ):
+        self.speculation = speculation
         self.base, self.config, self.rl, self.workdir, self.on_step = base, config, config.rl, workdir, on_step
         self.environments = make(self.rl.environments, self.rl.seed)
         self.problems = Problems(self.rl.environments, self.environments, self.rl.held_out_share, self.rl.seed)
@@ -89,6 +101,7 @@ class _PolicyRun:
                 self.workdir,
                 reserve,
                 updating=lambda engine: self.timeline.working(f"engine {engine.number}", "sync"),
+                speculation=self.speculation,
             )
             self.fleet = self.engines.fleet
             with self.spans.measure("engine_start"):

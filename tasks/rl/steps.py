@@ -21,6 +21,7 @@ from tasks.rl import evidence as figures
 from tasks.rl import operation
 from tasks.rl.result import ROLLOUTS, STEPS, TIMELINE, RLResult
 from tasks.rl.run import train_policy
+from tasks.rl.speculating import Proposing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +38,11 @@ def choose_base(config: TargetConfig, run: str) -> Version:
 
 
 @durable(name="train the policy", pools=["engines", "trainer"])
-def train(base: ArtifactRef, config: RLFlowConfig, run: str, mlflow_run_id: str) -> RLResult:
-    """`train_policy` from the model `base` in the run's own folder. Each step's figures go to MLflow as it ends."""
+def train(
+    base: ArtifactRef, config: RLFlowConfig, run: str, mlflow_run_id: str, drafter: Proposing | None = None
+) -> RLResult:
+    """`train_policy` from the model `base` in the run's own folder, with `drafter` in the rollouts. Each step's figures
+    go to MLflow as it ends."""
     lineage = Lineage()
     tracking = Run(lineage.client, lineage.uri, lineage.experiment, mlflow_run_id)
     result = train_policy(
@@ -46,6 +50,7 @@ def train(base: ArtifactRef, config: RLFlowConfig, run: str, mlflow_run_id: str)
         config,
         _workdir(run),
         on_step=lambda step, figures: tracking.log_metrics(figures, step=step),
+        speculation=drafter and drafter.speculation(),
     )
     if result.resumes:
         tracking.set_tags({"resumed_under_other_pins": " | ".join(result.resumes)})

@@ -101,13 +101,16 @@ def test_greedy_output_is_the_same_and_speed_is_reported(plain, speculating, pro
     assert all(r["value"] == 1.0 and r["n"] == 3 for r in rows)
     assert not any("acceptance" in r["figure"] for r in without.rows)  # nothing was proposed
     figures = {r["figure"]: r for r in without.rows if r["domain"] == "all"}
-    assert set(figures) == {f"{f}_plain" for f in ("tokens_per_second", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")}
+    assert set(figures) == {
+        f"{f}_plain" for f in ("tokens_per_second", "looped_share", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
+    }
     tokens = sum(len(o) for outputs in without.outputs.values() for o in outputs)
     assert figures["tokens_per_second_plain"]["n"] == tokens and figures["itl_p50_plain"]["n"] == tokens - 6
     assert (
         figures["ttft_p50_plain"]["n"] == 6
         and 0 < figures["itl_p50_plain"]["value"] <= figures["itl_p99_plain"]["value"]
     )
+    assert any(r["figure"] == "quant_acceptance_length_without_loops" for r in spoken.rows)
     gaps = {r["figure"]: r["n"] for r in spoken.rows if r["domain"] == "all"}["quant_itl_p50"]
     assert gaps < tokens - 6  # tokens accepted together arrive together
     assert speedup_row(spoken, without, subject="drafter:t/1")["value"] == pytest.approx(

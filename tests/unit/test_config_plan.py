@@ -42,6 +42,16 @@ def test_the_capture_budget_bounds_the_hidden_states(config):
     assert make_plan("loop", small).hidden_states == int(1e-6 * GIB)
 
 
+def test_the_plan_says_what_hidden_states_take(config):
+    drafter = config.drafter.model_copy(update={"stream": True})
+    assert ", 1.0 KiB a token, kept" in make_plan("loop", config).as_text(config)
+    streamed = config.model_copy(update={"drafter": drafter})
+    assert "a token, at once: streamed" in make_plan("loop", streamed).as_text(streamed)
+    ngram = config.model_copy(update={"drafter": config.drafter.model_copy(update={"kind": "ngram"})})
+    assert make_plan("loop", ngram).hidden_states == 0
+    assert "this kind of drafter needs none" in make_plan("loop", ngram).as_text(ngram)
+
+
 def test_a_flow_without_training_plans_no_sync(config):
     plan = make_plan("quantize", config.narrow(QuantizeFlowConfig))
     assert plan.syncs == 0

@@ -15,7 +15,9 @@ from tasks.drafter.states import Captured, Sequence
 def captured(key="a", prompt=4, answer=5, domain="d", hidden=2, tokens=None) -> Captured:
     token_ids = tokens or list(range(100, 100 + prompt + answer))
     states = torch.arange(len(token_ids) - 1, dtype=torch.float32)[:, None, None] + torch.arange(4)[:, None] / 10
-    sequence = Sequence(key=key, domain=domain, token_ids=token_ids, num_prompt_tokens=prompt, finish_reason="length")
+    sequence = Sequence(
+        key=key, domain=domain, token_ids=token_ids, answers=[(prompt, len(token_ids))], finish_reason="length"
+    )
     return Captured(sequence, states.expand(-1, -1, hidden).contiguous())
 
 
@@ -29,6 +31,17 @@ def test_rows_are_aligned_as_eagle_defines_them():
     assert rows.target[:, 0].tolist() == pytest.approx([1.3, 2.3, 3.3, 4.3, 5.3, 6.3, 7.3])  # y[p+1]
     # The answer starts at token 4: the first trained row is the one whose input it is.
     assert rows.loss_mask.tolist() == [False] * 3 + [True] * 4
+
+
+def test_every_answer_of_a_conversation_is_trained_on_and_nothing_between():
+    one = captured(prompt=4, answer=9)
+    one.sequence.answers = [(4, 7), (9, 13)]
+    generated = {p for start, end in one.sequence.answers for p in range(start, end)}
+    rows = dataset.rows(one, max_rows=99)
+    for p, trained in enumerate(rows.loss_mask.tolist()):
+        # Row p is served once token p+1 is known, and proposes token p+2, which an answer's end leaves out.
+        assert trained == (p + 1 in generated and p + 2 in generated), p
+    assert dataset.answer_counts([one.sequence]) == Counter(one.sequence.token_ids[i] for i in generated)
 
 
 def test_rows_agree_with_speculators():
@@ -62,9 +75,14 @@ def test_a_prompt_shorter_than_the_test_depth_is_refused():
         dataset.rows(captured(prompt=2), max_rows=16, ttt_steps=3)
 
 
+def packs_of(sequences, *args, **kwargs):
+    lengths = [len(s) for s in sequences]
+    return (dataset.pack([sequences[i] for i in chosen]) for chosen in dataset.schedule(lengths, *args, **kwargs))
+
+
 def test_an_epoch_has_every_sequence_once_and_no_pack_is_too_long():
     sequences = [dataset.rows(captured(prompt=3, answer=a), max_rows=99) for a in (3, 5, 7, 9, 11)]
-    packs = dataset.batches(sequences, 20, seed=3)
+    packs = packs_of(sequences, 20, seed=3)
     seen, rows = Counter(), 0
     while rows < 2 * sum(map(len, sequences)):
         pack = next(packs)
@@ -78,11 +96,18 @@ def test_an_epoch_has_every_sequence_once_and_no_pack_is_too_long():
     assert max(seen.values()) - min(seen.values()) <= 1
 
 
+def test_a_weighted_sequence_comes_more_often():
+    sequences = [dataset.rows(captured(prompt=3, answer=a), max_rows=99) for a in (3, 30)]
+    packs = islice(packs_of(sequences, 1, seed=0, weights=[2.5, 1.0]), 700)
+    seen = Counter(len(pack) for pack in packs)
+    assert seen[len(sequences[0])] / seen[len(sequences[1])] == pytest.approx(2.5, rel=0.1)
+
+
 def test_the_order_follows_the_seed():
     sequences = [dataset.rows(captured(prompt=3, answer=a), max_rows=99) for a in (3, 5, 7, 9, 11)]
 
     def order(seed):
-        return [len(pack) for pack in islice(dataset.batches(sequences, 12, seed), 12)]
+        return [len(pack) for pack in islice(packs_of(sequences, 12, seed), 12)]
 
     assert order(0) == order(0)
     assert order(0) != order(1)
@@ -90,7 +115,9 @@ def test_the_order_follows_the_seed():
 
 def test_answers_of_one_token_teach_nothing():
     with pytest.raises(dataset.DatasetError, match="raise max_new_tokens"):
-        next(dataset.batches([dataset.rows(captured(answer=1), max_rows=9)], 9, seed=0))
+        dataset.require_learnable([captured(answer=1).sequence], max_rows=9)
+    with pytest.raises(dataset.DatasetError, match="raise max_new_tokens"):
+        dataset.require_learnable([captured(prompt=12).sequence], max_rows=9)
 
 
 def test_every_domain_is_held_out_in_part():
@@ -110,7 +137,7 @@ def test_every_domain_is_held_out_in_part():
     size=st.integers(1, 80),
 )
 def test_the_draft_vocabulary_holds_the_most_frequent_tokens(answers, size):
-    counts = dataset.answer_counts(captured(prompt=1, tokens=[59, *answer]) for answer in answers)
+    counts = dataset.answer_counts(captured(prompt=1, tokens=[59, *answer]).sequence for answer in answers)
     vocab = dataset.draft_vocab(counts, vocab_size=60, draft_vocab_size=size)
     ids = vocab.target_ids.tolist()
     assert ids == sorted(set(ids)) and len(ids) == min(size, 60) == int(vocab.t2d.sum())

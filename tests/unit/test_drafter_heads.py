@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 from infra.config.drafter import DrafterConfig
 from tasks.drafter import contract, dataset, heads
 from tasks.drafter.export import CARD, tokenizer_digest
+from tasks.drafter.loop import GAIN
 from tasks.drafter.states import Captured, Sequence, StatesWriter
 from tasks.drafter.train import HeadTrainer
 from tasks.drafter.walk import Walk
@@ -18,7 +23,7 @@ from tasks.drafter.worker import TrainerWorker
 LAYERS = [2, 4, 5, 8]
 HIDDEN = 128
 CONFIG = DrafterConfig(
-    training_steps=6, draft_vocab_size=64, micro_batch_tokens=96, held_out_share=0.25, num_layers=1, lr=2e-3
+    patience=0, training_steps=6, draft_vocab_size=64, micro_batch_tokens=96, held_out_share=0.25, num_layers=1, lr=2e-3
 )
 
 
@@ -31,7 +36,7 @@ def states(tmp_path_factory) -> Path:
         for i in range(8):
             tokens = torch.randint(0, 40, (24 + 3 * i,), generator=generator).tolist()
             sequence = Sequence(
-                key=str(i), domain="chat", token_ids=tokens, num_prompt_tokens=8, finish_reason="length"
+                key=str(i), domain="chat", token_ids=tokens, answers=[(8, len(tokens))], finish_reason="length"
             )
             hidden = torch.randn(len(tokens) - 1, len(LAYERS), HIDDEN, generator=generator)
             writer.add(Captured(sequence, hidden))
@@ -180,9 +185,60 @@ def test_training_repeats_itself_whatever_the_strides(target, states, worker):
         assert torch.equal(weight, other.trainer.model.state_dict()[name]), name
 
 
+def test_a_killed_training_goes_on_bit_for_bit(target, states, worker, tmp_path):
+    """Killed after its first checkpoint; what a kill leaves of an unfinished one is no checkpoint."""
+    config, checkpoint = CONFIG.model_copy(update={"checkpoint_every": 2}), tmp_path / "head.pt"
+    script = textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from infra.config.drafter import DrafterConfig
+        from tasks.drafter.worker import TrainerWorker
+        worker = TrainerWorker()
+        worker.begin(Path({str(target)!r}), Path({str(states)!r}), DrafterConfig(**{config.model_dump()!r}), None)
+        assert worker.resume(Path({str(checkpoint)!r})) == 0
+        worker.advance(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    checkpoint.with_suffix(".unfinished").write_bytes(b"torn")
+    other = TrainerWorker()
+    other.begin(target, states, config, None)
+    assert other.resume(checkpoint) == 3
+    assert other.advance(100).finished
+    assert other.trainer.curve == worker.trainer.curve and other.trainer.tokens == worker.trainer.tokens
+    for name, weight in worker.trainer.model.state_dict().items():
+        assert torch.equal(weight, other.trainer.model.state_dict()[name]), name
+
+
+def test_training_stops_when_acceptance_no_longer_improves_and_keeps_the_best(states, tiny_llama):
+    """Nothing is learned of random states: held-out acceptance stays where it is."""
+    config = CONFIG.model_copy(update={"training_steps": 60, "held_out_looks": 60, "patience": 2})
+    trainer = HeadTrainer(tiny_llama, states, config)
+    before = {name: p.detach().clone() for name, p in trainer.parameters.items()}
+    trainer.advance(100)
+    looks = trainer.curve.looks()
+    assert trainer.finished and trainer.steps < 60
+    assert max(looks[-2:]) < max(looks[:-2]) + GAIN
+    assert all(max(looks[i - 2 : i]) >= max(looks[: i - 2]) + GAIN for i in range(3, len(looks))), "not sooner"
+    assert trainer.acceptance().length == max(looks)
+    best = len(looks) - 1 - looks[::-1].index(max(looks))
+    assert any(torch.equal(p, before[name]) for name, p in trainer.parameters.items()) == (best == 0)
+
+
+def test_bfloat16_trains_as_float32_does(states, tiny_llama):
+    mixed = HeadTrainer(tiny_llama, states, CONFIG.model_copy(update={"dtype": "bfloat16"}))
+    plain = HeadTrainer(tiny_llama, states, CONFIG)
+    for trainer in (mixed, plain):
+        trainer.advance(3)
+        assert all(p.dtype == torch.float32 for p in trainer.parameters.values())
+    assert mixed.curve.loss != plain.curve.loss
+    assert mixed.curve.loss[1:] == pytest.approx(plain.curve.loss[1:], rel=0.02)
+
+
 def test_packed_sequences_do_not_see_each_other(worker):
     trainer = worker.trainer
-    apart = trainer.train_rows[:3]
+    apart = [dataset.rows(c, CONFIG.micro_batch_tokens, CONFIG.ttt_steps) for c in trainer.train[:3]]
     trainer.model.eval()
 
     def proposals(rows):
@@ -210,6 +266,10 @@ def test_the_learning_rate_rises_then_falls(worker):
 
 def test_the_engine_may_count_a_block_more_of_each_sequence():
     expected = Walk(100, [60, 40, 20])
+    contract.check_whole(expected)
+    for nothing in (Walk(100, [60, 40, 0]), Walk()):
+        with pytest.raises(contract.ContractError, match="knows by heart"):
+            contract.check_whole(nothing)
     contract.check_served(Walk(105, [66, 44, 22]), expected, sequences=5)
     for unlike in (Walk(160, [1, 0, 0]), Walk(100, [60, 40, 80])):
         with pytest.raises(contract.ContractError, match="layer ids, norm flags or vocabulary"):

@@ -10,7 +10,9 @@ LAYERS = [2, 4, 5, 8]
 
 def captured(key: str, tokens: int = 6, hidden: int = 3) -> Captured:
     generator = torch.Generator().manual_seed(len(key) * 100 + tokens)
-    sequence = Sequence(key=key, domain="d", token_ids=list(range(tokens)), num_prompt_tokens=2, finish_reason="length")
+    sequence = Sequence(
+        key=key, domain="d", token_ids=list(range(tokens)), answers=[(2, tokens)], finish_reason="length"
+    )
     return Captured(sequence, torch.randn(tokens - 1, len(LAYERS), hidden, generator=generator))
 
 

@@ -5,20 +5,34 @@ import json
 import pytest
 
 from infra.config.drafter import TrafficSource
-from tasks.drafter import traffic
+from tasks.drafter import measuring, sources, traffic
+from tasks.drafter.sources import jsonl, own, rollouts
+from tasks.drafter.sources.base import Conversation, TrafficError, turns, user
+from tasks.drafter.template import ChatTemplate
+
+TOOL_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools><|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content | trim }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor -%}
+<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
-def letters(messages: traffic.Messages) -> list[int]:
+def letters(messages, tools) -> list[int]:
     """A chat template for tests: the letters of all messages."""
     return [ord(c) for message in messages for c in message["content"]]
 
 
-def asked(*questions: str) -> list[traffic.Messages]:
-    return [[{"role": "user", "content": q}] for q in questions]
+def asked(*questions: str) -> list[Conversation]:
+    return [user(q) for q in questions]
 
 
-def gather(sources, *, held_out=2, given=None, longest=200, seed=0):
-    return traffic.gather(sources, letters, held_out=held_out, max_prompt_tokens=longest, seed=seed, given=given or {})
+def gather(wanted, *, held_out=2, given=None, longest=200, seed=0):
+    return traffic.gather(wanted, letters, held_out=held_out, max_prompt_tokens=longest, seed=seed, given=given or {})
 
 
 MANY = {"mine": asked(*(f"question number {i}" for i in range(30)))}
@@ -49,52 +63,135 @@ def test_long_and_repeated_prompts_are_passed_over():
 
 
 def test_too_small_a_source_says_what_to_change():
-    with pytest.raises(traffic.TrafficError, match=r"source mine has 3 different prompts.*lower.*eval_prompts"):
+    with pytest.raises(TrafficError, match=r"source mine has 3 different prompts.*lower.*eval_prompts"):
         gather([MINE], given={"mine": asked("a", "b", "c")})
 
 
 def test_an_unknown_source_names_those_there_are():
-    with pytest.raises(traffic.TrafficError, match="neither a source .*writing.*mine.* nor a JSONL file"):
+    with pytest.raises(TrafficError, match="neither a source .*writing.*mine.* nor a JSONL file"):
         gather([TrafficSource(domain="chat", source="nowhere.jsonl")], given=MANY)
 
 
 @pytest.mark.parametrize("name", ["MT-Bench", "HumanEval", "GSM8K"])
 def test_questions_that_measure_are_never_trained_on(name):
-    question = max(traffic.measuring()[name], key=len)
-    given = {"mine": MANY["mine"] + asked(f"Please: {question.upper()}!")}
-    with pytest.raises(traffic.TrafficError, match=f"holds a question of {name}"):
-        gather([TrafficSource(domain="chat", source="mine", prompts=29)], given=given, longest=100_000)
+    question = max(measuring.questions()[name], key=len)
+    spoiled = MANY["mine"] + asked(f"Please: {question.upper()}!")
+    wanted = [TrafficSource(domain="chat", source="mine", prompts=29)]
+    with pytest.raises(TrafficError, match=f"holds a question of {name}"):
+        gather(wanted, given={"mine": spoiled}, longest=100_000)
+    # Nor in a later turn.
+    first, last = spoiled[0].messages[0], spoiled[-1].messages[0]
+    late = Conversation(messages=[first, {"role": "assistant", "content": "Yes?"}, last])
+    with pytest.raises(TrafficError, match=f"holds a question of {name}"):
+        gather(wanted, given={"mine": [*MANY["mine"], late]}, longest=100_000)
 
 
-@pytest.mark.parametrize("source", list(traffic.SOURCES))
+@pytest.mark.parametrize("source", traffic.COLLECTED)
+def test_what_was_collected_may_hold_them_and_is_used_without(source):
+    question = max(measuring.questions()["GSM8K"], key=len)
+    given = {source: [*asked(*[question] * 5), *MANY["mine"]]}
+    gathered = gather([TrafficSource(domain="chat", source=source, prompts=28)], given=given, longest=100_000)
+    assert {p.messages[0]["content"] for p in gathered.train + gathered.held_out} == {
+        c.messages[0]["content"] for c in MANY["mine"]
+    }
+
+
+@pytest.mark.parametrize("source", ["writing", "code", "mmath", "tools"])
 def test_built_in_sources_are_free_of_them(source):
-    found = len(traffic.SOURCES[source]())
+    found = len(sources.conversations(source))
     assert found > 300
     gathered = gather([TrafficSource(domain="d", source=source, prompts=300)], longest=10**6)
     assert len(gathered.train) == 300
 
 
-def test_jsonl_in_chat_format_ends_at_the_last_question(tmp_path):
+def test_jsonl_in_chat_format_becomes_the_turns_that_the_target_answers(tmp_path):
     path = tmp_path / "mine.jsonl"
-    turns = [("system", "be brief"), ("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2")]
-    path.write_text(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
-    (conversation,) = traffic.jsonl(path)
-    assert [m["content"] for m in conversation] == ["be brief", "one?", "1", "two?"]
+    said = [("system", "be brief"), ("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2")]
+    path.write_text(json.dumps({"messages": [{"role": r, "content": c} for r, c in said]}) + "\n")
+    (conversation,) = jsonl.read(path)
+    assert [[m["content"] for m in turn] for turn in turns(conversation.messages)] == [["be brief", "one?"], ["two?"]]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": "x"}', '{"messages": [{"role": "user"}]}'])
+def test_a_tool_result_keeps_the_call_it_belongs_to():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    greeting, question = {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "?"}
+    result, answer = {"role": "tool", "content": "42"}, {"role": "assistant", "content": "It is 42."}
+    assert turns([greeting, question, call, result, answer, question]) == [
+        [greeting, question, call, result],
+        [question],
+    ]
+    assert turns([question, answer]) == [[question]]
+    assert turns([greeting]) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1]",
+        '{"prompt": "x"}',
+        '{"messages": [{"role": "user"}]}',
+        '{"messages": [{"role": "king", "content": "x"}]}',
+        '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    ],
+)
 def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "x"}]}\n' + line + "\n")
-    with pytest.raises(traffic.TrafficError, match=r"mine\.jsonl:2 is not OpenAI chat format"):
-        traffic.jsonl(path)
+    with pytest.raises(TrafficError, match=r"mine\.jsonl:2 is not OpenAI chat format"):
+        jsonl.read(path)
 
 
 def test_the_chat_template_opens_the_answer(tiny_llama):
-    apply = traffic.chat_template(tiny_llama)
+    apply = ChatTemplate(tiny_llama)
     one, two = (apply([{"role": "user", "content": text}]) for text in ("Hello", "Goodbye then"))
+    assert apply._tokenizer.decode(one).endswith("Hello<|im_end|>\n<|im_start|>assistant\n")
+    assert one[-3:] == two[-3:]
+    header = apply.user_header()
+    assert header == one[: len(header)] and apply._tokenizer.decode(header).endswith("<|im_start|>user\n")
+
+
+def test_tools_reach_the_prompt_with_a_template_for_them_or_without(tiny_llama, tmp_path):
+    conversation = sources.conversations("tools")[0]
+    name = conversation.tools[0]["function"]["name"]
+    plain = ChatTemplate(tiny_llama)
+    text = plain._tokenizer.decode(plain(conversation.messages, conversation.tools))
+    assert text.count("<|im_start|>system") == 1 and name in text
+    knows = ChatTemplate(with_template(tiny_llama, tmp_path / "tools", TOOL_TEMPLATE))
+    text = knows._tokenizer.decode(knows(conversation.messages, conversation.tools))
+    assert f"<tools>{json.dumps(conversation.tools[0])}"[:60] in text and '"type": "object"' in text
+
+
+def with_template(model, folder, template):
+    """The tokenizer of `model` with another chat template."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
-    assert tokenizer.decode(one).endswith("Hello<|im_end|>\n<|im_start|>assistant\n")
-    assert one[-3:] == two[-3:]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_prompts_of_the_targets_own_are_filtered():
+    loop = "tell me " * 20
+    texts = ["What is a fjord?", "  what is a FJORD ?", "Why?", "1234567890 123 12", loop, "Name three rivers of Asia."]
+    assert own.usable(texts) == ["What is a fjord?", "Name three rivers of Asia."]
+
+
+def test_rollouts_come_with_the_tokens_that_were_sampled(tmp_path):
+    sampled = [([10 + i, 11, 12][: 1 + i % 3], i) for i in (1, 2, 4, 4, 5, 6)]
+    rows = [
+        {"prompt_ids": [1, 2, 3], "token_ids": ids, "finish_reason": "stop", "weight_version": [[i, 0, len(ids)]]}
+        for ids, i in sampled
+    ]
+    (tmp_path / rollouts.FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = rollouts.read([tmp_path / "none", tmp_path], "rl", 3, longest=6)
+    assert [a.token_ids for a in found] == [[1, 2, 3, 15, 11, 12], [1, 2, 3, 14, 11], [1, 2, 3, 12, 11, 12]]
+    assert all(a.answers == [(3, len(a.token_ids))] and a.domain == "rl" for a in found)
+    # New weights in the middle of the first answer; two tokens that somebody else said before the second.
+    turns = {"prompt_ids": [1, 2], "token_ids": list(range(9)), "finish_reason": "stop"}
+    turns["weight_version"] = [[3, 0, 2], [4, 2, 5], [4, 7, 9]]
+    (tmp_path / rollouts.FILE).open("a").write(json.dumps(turns) + "\n")
+    assert rollouts.read([tmp_path], "rl", 3, longest=99)[0].answers == [(2, 7), (9, 11)]
+    assert rollouts.read([tmp_path], "rl", 1, longest=99) == [], "one alone cannot be held out in part"
+    assert rollouts.read([tmp_path / "none"], "rl", 9, longest=99) == []

@@ -1,0 +1,222 @@
+"""The training loop that every kind of trained drafter shares: steps, looks at held-out acceptance, checkpoints."""
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from infra.config.drafter import DrafterConfig
+from tasks.drafter.sources import ROLLOUTS
+from tasks.drafter.walk import Walk
+from tasks.drafter.worker import WHOLE
+
+GAIN = 0.005  # of acceptance length: less than that is no improvement
+
+
+class Curve(BaseModel):
+    """One entry per optimizer step; step 0 is the drafter before training. None where nothing was measured.
+
+    loss: nats per trained row, for a head summed over training-time-test steps. grad_norm: before clipping.
+    held_out_acceptance: acceptance length on the held-out sequences.
+    """
+
+    step: list[int] = []
+    loss: list[float | None] = []
+    lr: list[float | None] = []
+    grad_norm: list[float | None] = []
+    held_out_acceptance: list[float | None] = []
+
+    def add(self, step: int, **entry: float | None) -> None:
+        self.step.append(step)
+        for name in ("loss", "lr", "grad_norm", "held_out_acceptance"):
+            getattr(self, name).append(entry.get(name))
+
+    def looks(self) -> list[float]:
+        """The held-out acceptances, oldest first."""
+        return [a for a in self.held_out_acceptance if a is not None]
+
+
+class TrainingLoop(ABC):
+    """A drafter in training.
+
+    config, device. model: what is trained. packs: numbers of the sequences of each step, for ever, the same for the
+    same configuration. train, held_out: what is learned from, and what is looked at.
+    """
+
+    config: DrafterConfig
+    device: str
+    model: torch.nn.Module
+    train: list
+    held_out: list
+
+    def start(self, packs: Iterator[list[int]]) -> None:
+        """Call once `model` is on its device."""
+        self.packs = packs
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=self.config.lr, weight_decay=0.0, fused=True)
+        self.curve = Curve()
+        self.tokens = 0
+        self.best: dict[str, torch.Tensor] = {}
+
+    @abstractmethod
+    def batch(self, chosen: Sequence[int]) -> Any:
+        """The training sequences with these numbers; its length is the number of rows."""
+
+    @abstractmethod
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Mean over the trained rows of a batch, nats."""
+
+    @abstractmethod
+    def walk(self, sequence: Any) -> Walk:
+        """What the engine would accept of the drafter's proposals on one sequence."""
+
+    @abstractmethod
+    def write(self, folder: Path, tokenizer: str, dtype: str) -> None:
+        """Write the drafter as it is to `folder`, in the form that engines load. tokenizer: digest of the target's."""
+
+    @property
+    @abstractmethod
+    def coverage(self) -> float:
+        """Share of the generated tokens that the drafter can propose."""
+
+    @staticmethod
+    @abstractmethod
+    def sequence(one: Any) -> Any:
+        """Its `domain`, `token_ids` and `answers`."""
+
+    def reproducible(self) -> list:
+        """Held-out sequences that the target gave at the temperature of serving; rollouts were sampled by an earlier
+        version of it."""
+        other = {source.domain for source in self.config.traffic if source.source == ROLLOUTS}
+        return [one for one in self.held_out if self.sequence(one).domain not in other]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return self.curve.step[-1] if self.curve.step else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done, or the last `patience` looks at the held-out acceptance showed no gain."""
+        looks, patience = self.curve.looks(), self.config.patience
+        stuck = bool(patience) and len(looks) > patience and max(looks[-patience:]) < max(looks[:-patience]) + GAIN
+        return bool(self.curve.step) and (self.steps >= self.config.training_steps or stuck)
+
+    def advance(self, count: int) -> None:
+        """The next `count` steps, or those that are left; at the end the drafter is the best of those looked at.
+
+        Raises FloatingPointError when the loss is not finite.
+        """
+        steps = self.config.training_steps
+        if not self.curve.step:
+            self._look(0)
+        for step in range(self.steps + 1, self.steps + count + 1):
+            if self.finished:
+                break
+            lr = self.learning_rate(step)
+            loss, grad_norm = self.step(self.batch(next(self.packs)), lr)
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"loss of drafter step {step} is {loss}: lower drafter.lr ({self.config.lr})")
+            if step == steps or step % max(1, steps // self.config.held_out_looks) == 0:
+                self._look(step, loss=loss, lr=lr, grad_norm=grad_norm)
+            else:
+                self.curve.add(step, loss=loss, lr=lr, grad_norm=grad_norm)
+        if self.finished:
+            self._restore(self.best)
+
+    def overfit(self, most: int, every: int = 5) -> float:
+        """Train at the peak learning rate until `WHOLE` of the blocks of what is trained on are proposed right to the
+        last token, or for `most` steps; the share reached."""
+        self._look(0)
+        whole = 0.0
+        while whole < WHOLE and self.steps < most:
+            for _ in range(every):
+                loss, norm = self.step(self.batch(next(self.packs)), self.config.lr)
+                self.curve.add(self.steps + 1, loss=loss, lr=self.config.lr, grad_norm=norm)
+            walked = self.acceptance(self.train)
+            whole = walked.accepted[-1] / max(1, walked.drafts)
+        return whole
+
+    def step(self, batch: Any, lr: float) -> tuple[float, float]:
+        """One optimizer step on `batch`; (loss, gradient norm before clipping)."""
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with self._precision():
+            loss = self.loss(batch)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.tokens += len(batch)
+        return loss.item(), norm.item()
+
+    def learning_rate(self, step: int) -> float:
+        """Of step 1..training_steps: linear warm-up to the peak, then a cosine down to a tenth of it."""
+        steps, peak = self.config.training_steps, self.config.lr
+        warmup = max(1, round(self.config.warmup_share * steps))
+        if step <= warmup:
+            return peak * step / warmup
+        progress = (step - warmup) / max(1, steps - warmup)
+        return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+
+    def acceptance(self, sequences: Sequence | None = None) -> Walk:
+        """What the engine would accept of the drafter's proposals on `sequences` (the held-out ones by default).
+
+        The answers were sampled from the target and the drafter proposes greedily, so this estimates serving at the
+        temperature of the answers.
+        """
+        self.model.eval()
+        counted = Walk()
+        with torch.no_grad():
+            for sequence in self.held_out if sequences is None else sequences:
+                counted += self.walk(sequence)
+        return counted
+
+    def save(self, path: Path) -> None:
+        """Everything that the next step depends on, in one file that appears whole or not at all."""
+        scratch = path.with_suffix(".unfinished")
+        state = {
+            "weights": {name: p.detach() for name, p in self.parameters.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "curve": self.curve.model_dump(),
+            "tokens": self.tokens,
+            "best": self.best,
+        }
+        with scratch.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+
+    def load(self, path: Path) -> None:
+        """Go on where `save` was called, on the same arguments."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self._restore(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.curve, self.tokens, self.best = Curve(**state["curve"]), state["tokens"], state["best"]
+        for _ in islice(self.packs, self.steps):
+            pass
+
+    def _look(self, step: int, **entry: float) -> None:
+        before, now = self.curve.looks(), self.acceptance().length
+        self.curve.add(step, held_out_acceptance=now, **entry)
+        if now >= max(before, default=now):
+            self.best = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def _restore(self, weights: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name])
+
+    def _precision(self):
+        if self.config.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device, dtype=getattr(torch, self.config.dtype))

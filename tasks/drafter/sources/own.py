@@ -1,0 +1,68 @@
+"""Prompts that the target writes itself: what it puts where the chat template expects the user's words.
+
+Sampled behind the template's user header, they follow what the target was post-trained on, and there are as many as
+one asks for (the method of Xu et al., "Magpie", 2024).
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+
+from infra.engine.client import EngineClient
+from infra.engine.spec import EngineHandle
+from tasks.drafter.sources.base import Conversation, TrafficError, user
+from tasks.drafter.template import ChatTemplate
+
+SHORTEST = 12  # characters of a prompt
+REPEATED_WORDS = 4  # a run of so many words that comes again is a loop, not a question
+ATTEMPTS = 8  # samples for each prompt that is wanted, at most
+
+
+async def write(
+    handle: EngineHandle,
+    template: ChatTemplate,
+    count: int,
+    *,
+    max_tokens: int,
+    concurrency: int,
+    seed: int,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[Conversation]:
+    """`count` different prompts of at most `max_tokens`, sampled at temperature 1. The same ones for the same `seed`.
+
+    concurrency: requests in flight. on_progress: called with (prompts found, of all).
+    Raises TrafficError when the target ends too few of `ATTEMPTS * count` in time, or repeats itself.
+    """
+    header, slots = template.user_header(), asyncio.Semaphore(concurrency)
+
+    async def sample(client: EngineClient, number: int) -> str:
+        drawn = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:8], 16)
+        async with slots:
+            written = await client.generate(header, max_new_tokens=max_tokens, temperature=1.0, seed=drawn)
+        return template.text(written.token_ids) if written.finish_reason == "stop" else ""
+
+    found: list[str] = []
+    async with EngineClient(handle) as client:
+        for start in range(0, ATTEMPTS * count, count):
+            texts = await asyncio.gather(*(sample(client, number) for number in range(start, start + count)))
+            found = usable([*found, *texts])
+            on_progress(min(len(found), count), count)
+            if len(found) >= count:
+                return [user(text) for text in found[:count]]
+    raise TrafficError(
+        f"the target wrote {len(found)} usable prompts in {ATTEMPTS * count} attempts of {max_tokens} tokens, {count} "
+        f"are wanted: lower the prompts of the source `own`, or raise drafter.max_prompt_tokens"
+    )
+
+
+def usable(texts: Iterable[str]) -> list[str]:
+    """Prompts worth asking, in their order: long enough, in words, without loops, none twice."""
+    found: dict[str, str] = {}
+    for text in map(str.strip, texts):
+        words = re.findall(r"\w+", text.lower())
+        runs = [tuple(words[i : i + REPEATED_WORDS]) for i in range(len(words) - REPEATED_WORDS + 1)]
+        readable = sum(c.isalpha() or c.isspace() for c in text) > 0.5 * len(text)
+        if len(text) >= SHORTEST and readable and len(words) > 2 and len(runs) == len(set(runs)):
+            found.setdefault(" ".join(words), text)
+    return list(found.values())
