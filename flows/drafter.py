@@ -1,9 +1,10 @@
 """Drafter: learn the target's own answers, and measure what the engine accepts of its proposals."""
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 
 from flows.outcome import Outcome, run_name
+from flows.pages import show_page
 from flows.traffic import traffic
 from infra.config.flows import DrafterFlowConfig
 from infra.lineage.announce import MEASURED, announce
@@ -102,7 +103,7 @@ def drafter(
         mlflow_run.set_tags({"target_version": outcome.target, "drafter_version": outcome.drafter})
         title = f"{outcome.drafter} for {outcome.target}"
         create_table_artifact(key="acceptance", table=records(table), description=title)
-        create_markdown_artifact(key="drafter", markdown=markdown(title, table), description=title)
+        show_page("drafter", title, markdown(title, table), mlflow_run)
         report(title)
         if run is None:
             keep_outcome(key, outcome)

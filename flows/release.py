@@ -1,11 +1,12 @@
 """Release: gather the evidence, judge it, serve what may be released, and make it the champion."""
 
 from prefect import flow
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.states import Completed
 
 from flows.approval import ask
 from flows.outcome import Outcome, run_name
+from flows.pages import show_page
 from infra.config.flows import ReleaseFlowConfig
 from infra.lineage.announce import PROMOTED, REFUSED, announce
 from infra.lineage.announce import tell as emit
@@ -138,11 +139,6 @@ def release(
 
 
 def tell(title: str, decision: Decision, verdicts: list[Verdict], answers: list[Answer], mlflow_run: Run) -> str:
-    """Show the verdicts and answers on the run's page in Prefect, and link the evidence; the page is given."""
-    page = markdown(title, decision, verdicts, answers)
+    """Show the verdicts and answers on the run's page in Prefect and in MLflow; the page is given."""
     create_table_artifact(key="gates", table=rows(verdicts), description=title)
-    create_markdown_artifact(key="release", markdown=page, description=title)
-    if mlflow_run.url:
-        create_link_artifact(key="evidence", link=mlflow_run.url, link_text="The release's run in MLflow")
-        page += f"\n[The release's run in MLflow]({mlflow_run.url})\n"
-    return page
+    return show_page("release", title, markdown(title, decision, verdicts, answers), mlflow_run)

@@ -2,10 +2,11 @@
 
 from datetime import UTC, datetime
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_link_artifact
 from prefect.runtime import flow_run
 
 from flows.drafter import DrafterOutcome
+from flows.pages import show_page
 from flows.quantize import QuantizeOutcome
 from flows.release import ReleaseOutcome
 from flows.rl import RLOutcome
@@ -60,7 +61,7 @@ def publish(
     mlflow_run.log_metrics({"wall_s": summary.wall_s, "overhead_s": summary.overhead["seconds"]})
     if mlflow_run.url:
         create_link_artifact(key="report", link=f"{mlflow_run.url}/artifacts/report/index.html", link_text="Report")
-    create_markdown_artifact(key="loop", markdown=(folder / "summary.md").read_text(), description=summary.run)
+    show_page("loop", summary.run, (folder / "summary.md").read_text(), mlflow_run)
     return summary.model_copy(update={"report": str(page)})
 
 

@@ -1,9 +1,10 @@
 """Watch: measure whether the drafter still fits its target and its traffic, and say what has to be done about it."""
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 
 from flows.outcome import Outcome, run_name
+from flows.pages import show_page
 from flows.traffic import traffic
 from infra.config.flows import DrafterFlowConfig, WatchFlowConfig
 from infra.lineage.announce import DRIFTED, MEASURED, announce, tell
@@ -121,7 +122,7 @@ def show(title: str, seen: Seen, mlflow_run: Run) -> None:
     seconds = sum(seen.spans.values())
     if seen.drift.now:
         create_table_artifact(key="drift", table=records(seen.drift), description=title)
-    create_markdown_artifact(key="watch", markdown=markdown(title, seen.drift, seconds), description=title)
+    show_page("watch", title, markdown(title, seen.drift, seconds), mlflow_run)
     mlflow_run.log_metrics(metrics(seen.drift, seconds))
     report(f"{seen.drift.decision}: {seen.drift.reason}")
 

@@ -14,6 +14,7 @@ RUN = "lockstep.run"
 PHASE = "lockstep.phase"
 PARENT = "mlflow.parentRunId"
 OUTCOME = "lockstep.outcome"
+NOTE, NOTE_LIMIT = "mlflow.note.content", 5000
 BATCH = 1000  # MLflow's limit of metrics in one call
 
 
@@ -48,6 +49,10 @@ class Run:
         from mlflow.entities import RunTag
 
         self._client.log_batch(self.id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
+
+    def describe(self, page: str) -> None:
+        """Show a page (Markdown) as the run's description; MLflow keeps the first 5000 characters."""
+        self.set_tags({NOTE: page[:NOTE_LIMIT]})
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """Attach a file, or a folder's contents, under `folder`."""

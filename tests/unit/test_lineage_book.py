@@ -305,12 +305,14 @@ def test_runs_nest_and_resume(lineage: Lineage, tmp_path: Path):
         again.log_steps(pd.DataFrame({"step": [1, 2], "k3": [1e-6, float("nan")], "note": ["a", "b"]}))
         again.log_params({"rl.lr": 1e-5})
         again.log_file(tmp_path / "note.txt", "notes")
+        again.describe("# smol/2\n" + "x" * 9000)
     run = lineage.client.get_run(first.id)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "rl of loop-1"
     assert run.data.tags["mlflow.parentRunId"] == top.id
     assert run.data.tags["target_version"] == "smol/2"
     assert [(m.step, m.value) for m in lineage.client.get_metric_history(first.id, "k3")] == [(1, 1e-6)]
+    assert run.data.tags["mlflow.note.content"].startswith("# smol/2")
     assert [f.path for f in lineage.client.list_artifacts(first.id, "notes")] == ["notes/note.txt"]
     with pytest.raises(Refused), lineage.run("loop-1", "loop") as loop:
         raise Refused("a gate failed")
