@@ -12,6 +12,12 @@ def text(run: Run) -> str:
         from tasks.report.text import terminal
 
         return terminal(LoopSummary.model_validate(run.outcome))
+    if run.flow == "watch":
+        from tasks.drafter.drift import Drift
+        from tasks.drafter.drift_text import terminal
+
+        measured = f"{run.outcome['drafter'] or 'no drafter'} on {run.outcome['target']}"
+        return terminal(measured, Drift.model_validate(run.outcome["drift"]), run.outcome["kept"])
     return "\n".join(f"{name:<20} {_short(value)}" for name, value in _flat(run.outcome))
 
 

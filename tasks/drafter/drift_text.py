@@ -38,6 +38,17 @@ def markdown(title: str, drift: Drift, seconds: float) -> str:
     return "\n".join([*lines, f"Measuring took {seconds:.0f} s of engine time."]) + "\n"
 
 
+def terminal(measured: str, drift: Drift, kept: str | None) -> str:
+    """The same for a terminal. measured: which drafter on what. kept: label of the drafter's version for the target."""
+    lines = [f"{measured}: {WHAT[drift.decision]}" + (f" as {kept}" if kept else ""), f"  {drift.reason}"]
+    rows = records(drift)
+    if rows:
+        table = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines += ["  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
+    return "\n".join(lines)
+
+
 def metrics(drift: Drift, seconds: float) -> dict[str, float]:
     """Metrics for MLflow: `figure/domain`."""
     named = {f"acceptance_length/{domain}": level.value for domain, level in drift.now.items()}

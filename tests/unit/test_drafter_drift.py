@@ -6,6 +6,7 @@ import pytest
 
 from infra.config.watch import WatchConfig
 from tasks.drafter.drift import Level, decide, levels, overall
+from tasks.drafter.drift_text import terminal
 from tasks.drafter.traffic import Prompt, Traffic
 from tasks.drafter.watch import unseen
 
@@ -67,3 +68,12 @@ def test_fresh_prompts_are_none_that_a_drafter_trained_on():
         "code": [8],
     }
     assert not fresh.train
+
+
+def test_the_terminal_says_what_was_decided_why_and_from_what():
+    drift = decide(level(2.0), level(1.9), CONFIG)
+    first, why, header, row = terminal("a-drafter/1 on a/2", drift, None).splitlines()
+    assert first == "a-drafter/1 on a/2: drifted: it is to be trained on"
+    assert "5.0% of its acceptance length lost" in why
+    assert header.split("  ")[1] == "domain"
+    assert row.split() == ["all", "1.900", "1.900", "to", "1.900", "2.000", "5.0%", "100"]

@@ -26,7 +26,7 @@ def test_what_starts_an_engine_or_a_trainer_is_held_back_by_its_pool():
     both = pools.tags("engines", "trainer")
     assert tagged["train the policy"] == both == {"lockstep-gpu", "lockstep-engines", "lockstep-trainer"}
     assert tagged["train head"] == pools.tags("trainer")
-    assert {name for name, held in tagged.items() if "lockstep-engines" in held} == {
+    assert {name for name, held in tagged.items() if "lockstep-engines" in held} >= {
         "train the policy",
         "answer prompts",
         "capture hidden states",
