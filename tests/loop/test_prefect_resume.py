@@ -118,6 +118,24 @@ def test_a_run_killed_while_it_waited_for_a_person_is_retried_in_the_ui_and_asks
     assert len((tmp_path / "first.calls").read_text().split()) == 1
 
 
+def test_what_a_person_says_while_the_process_is_gone_counts(deployed, prefect_api, tmp_path):
+    (tmp_path / "ask").touch()
+    victim = demo(deployed, tmp_path, "--local")
+    waiting = until(lambda: paused(prefect_api, tmp_path))
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    word = {"run_input": {"decision": "reject", "name": "Bob", "reason": "too slow"}}
+    httpx.post(f"{prefect_api}/flow_runs/{waiting['id']}/resume", json=word).raise_for_status()
+    again = demo(deployed, tmp_path, "--local")
+    assert again.communicate()[0]
+    assert (tmp_path / "said").read_text() == "rejected by Bob: too slow"
+    assert by_id(prefect_api, waiting["id"])["state_type"] == "CRASHED"
+
+
+def by_id(api: str, flow_run_id: str) -> dict:
+    return httpx.get(f"{api}/flow_runs/{flow_run_id}").json()
+
+
 def paused(api: str, folder: Path) -> dict | None:
     """The run in `folder` that waits for a person."""
     wanted = {"flow_runs": {"state": {"type": {"any_": ["PAUSED"]}}}}
