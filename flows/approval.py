@@ -36,7 +36,6 @@ def ask(run: RunKey, page: str, timeout_s: float) -> Approval:
     """
     said = kept_approval(run)
     if said is None:
-        report("waiting for a person: `lockstep approve` or `lockstep reject`, or Resume on this page")
         before = approvals.given(read(run).flow_run_ids)
         word = Word.model_validate(before) if before else _wait(page, timeout_s)
         said = Approval(decision=word.decision, name=word.name, reason=word.reason)
@@ -46,6 +45,7 @@ def ask(run: RunKey, page: str, timeout_s: float) -> Approval:
 
 
 def _wait(page: str, timeout_s: float) -> Word:
+    report("waiting for a person: `lockstep approve` or `lockstep reject`, or Resume on this page")
     form = Word.with_initial_data(description=page)
     key = f"{approvals.KEY}{uuid4()}"  # of its own: a run that was killed while it waited, and is retried, waits again
     try:
