@@ -18,6 +18,11 @@ def text(run: Run) -> str:
 
         measured = f"{run.outcome['drafter'] or 'no drafter'} on {run.outcome['target']}"
         return terminal(measured, Drift.model_validate(run.outcome["drift"]), run.outcome["kept"])
+    if run.flow == "review":
+        from tasks.report.review.findings import Review
+        from tasks.report.review.page import terminal as review_text
+
+        return f"{review_text(Review.model_validate(run.outcome))}\n\npage: {run.folder / 'review' / 'index.html'}"
     return "\n".join(f"{name:<20} {_short(value)}" for name, value in _flat(run.outcome))
 
 

@@ -39,7 +39,9 @@ FLOWS = {
         "Measure whether the drafter fits the newest target, or fresh traffic; keep it or say it drifted.",
     ),
     "release": (configs.ReleaseFlowConfig, "Judge the evidence; serve and promote what passes."),
+    "review": (configs.ReviewFlowConfig, "Answer the questions of a design review from a release's evidence."),
 }
+OWN_COMMAND = ("review",)  # flows whose command is in a file of its own
 
 SUBCOMMANDS = {"rl": [scale]}
 

@@ -8,6 +8,7 @@ from infra.config.base import Section
 from infra.config.drafter import DrafterConfig
 from infra.config.quant import QuantizeConfig
 from infra.config.release import ReleaseConfig
+from infra.config.review import ReviewConfig
 from infra.config.rl import RLConfig
 from infra.config.target import ClusterConfig, EngineConfig, TargetConfig
 from infra.config.watch import WatchConfig
@@ -52,6 +53,10 @@ class QuantizeFlowConfig(FlowConfig):
 
 class ReleaseFlowConfig(FlowConfig):
     release: ReleaseConfig = ReleaseConfig()
+
+
+class ReviewFlowConfig(FlowConfig):
+    review: ReviewConfig = ReviewConfig()
 
 
 class LoopConfig(FlowConfig):

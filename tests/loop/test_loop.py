@@ -64,6 +64,21 @@ def test_people_find_the_loop_in_prefect_and_mlflow(trip, services, prefect_api)
     assert {Path(f["path"]).name for f in files["files"]} >= {"index.html", "summary.md", "summary.json"}
 
 
+def test_the_review_answers_its_questions_from_what_the_loop_measured(trip, services, lockstep, prefect_api):
+    told = json.loads(ok(lockstep("review", "--local", "--json")))
+    assert told["release"] == f"tiny-release/{trip['versions']['release']}"
+    found = {finding["key"]: finding for finding in told["findings"]}
+    assert len(found) == 7
+    measured = ("weight-sync", "placement", "mismatch")
+    assert all(found[key]["verdict"] in ("pass", "fail") for key in measured)  # by the speed of the machine
+    assert found["mismatch"]["verdict"] == "pass"
+    assert found["rollouts"]["because"] == "no answer was longer than 16 tokens"
+    assert found["automation"]["because"].endswith("a person had started it")
+    assert {fact["source"].split(":")[0] for fact in found["rollouts"]["facts"]} == {"tiny/2"}
+    keys = {"artifacts": {"key": {"any_": ["review", "review-answers", "review-page"]}}}
+    assert len(httpx.post(f"{prefect_api}/artifacts/latest/filter", json=keys).json()) == 3
+
+
 def test_a_gate_refuses_with_exit_code_3_and_says_which_figure_fell_short(trip, lockstep):
     gate = '[{name="k3 below zero", part="target", figure="mismatch_k3_max", comparison="<", bound=-1.0}]'
     refused = lockstep("release", *LLAMA, "--set", f"release.gates={gate}", "--local")
