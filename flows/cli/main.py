@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from flows.cli import automate, books, doctor, gc, lineage, measure, review, run, services, serving
+from flows.cli import automate, books, doctor, gc, lineage, measure, review, run, services, serving, status
 from flows.cli.exits import FAILED, USAGE, Stop
 from infra.config.load import ConfigError
 from infra.config.plan import PlanError
@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 a gate refused.",
 )
-for commands in (services, doctor, run, serving, books, lineage, gc, review, measure, automate):
+for commands in (services, status, doctor, run, serving, books, lineage, gc, review, measure, automate):
     commands.register(app)
 
 

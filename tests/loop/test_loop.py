@@ -64,6 +64,20 @@ def test_people_find_the_loop_in_prefect_and_mlflow(trip, services, prefect_api)
     assert {Path(f["path"]).name for f in files["files"]} >= {"index.html", "summary.md", "summary.json"}
 
 
+def test_status_says_at_a_glance_what_stands_and_what_it_cost(trip, lockstep):
+    told = json.loads(ok(lockstep("status", "--name", "tiny", "--json")))
+    assert told["champion"]["target"] == told["newest"] == f"tiny/{trip['versions']['target']}"
+    assert told["acceptance"] == pytest.approx(trip["acceptance"]["after"]["all"]["length"])
+    assert set(told["idle"]) == {"engine", "trainer"}
+    assert told["cost"]["device"] == "CPU" and told["cost"]["run"] == trip["run"]
+    assert min(told["cost"][figure] for figure in ("seconds", "moved", "kept")) > 0
+    assert len(told["gates"]) == len(trip["gates"])
+    assert not told["running"]
+    lines = ok(lockstep("status", "--name", "tiny")).splitlines()
+    assert lines[0].startswith("champion    tiny-release/")
+    assert any(line.startswith("last cost") and "CPU seconds" in line for line in lines)
+
+
 def test_the_review_answers_its_questions_from_what_the_loop_measured(trip, services, lockstep, prefect_api):
     told = json.loads(ok(lockstep("review", "--local", "--json")))
     assert told["release"] == f"tiny-release/{trip['versions']['release']}"
