@@ -23,12 +23,13 @@ class Trigger(BaseModel):
 
 
 class Started(BaseModel):
-    """A flow run. by: what started it; automation: its name, where it was one; state: such as `Completed`."""
+    """A flow run. target: name of the target it works on, "" where its parameters do not say. by: what started it; automation: its name, where it was one; state: such as `Completed`."""
 
     model_config = ConfigDict(frozen=True)
 
     flow: str
     run: str
+    target: str
     by: Starter
     automation: str
     state: str
@@ -97,9 +98,18 @@ def _started(client, run) -> Started:
     return Started(
         flow=client.read_flow(run.flow_id).name,
         run=run.name,
+        target=_target(run.parameters),
         by=by,
         automation=run.created_by.display_value if by == "automation" else "",
         state=run.state.name if run.state else "",
         ended=run.end_time,
         url=f"{page}/runs/flow-run/{run.id}",
     )
+
+
+def _target(parameters: dict) -> str:
+    label = parameters.get("target")
+    if isinstance(label, str) and "/" in label:
+        return label.rpartition("/")[0]
+    config = parameters.get("config")
+    return config.get("target", {}).get("name", "") if isinstance(config, dict) else ""

@@ -43,7 +43,9 @@ TRAINING = {"mismatch": {"warn_k3": 1e-3, "stop_k3": 1e-1}, "correction": "tis",
 
 def started(flow: str, by: str = "automation", state: str = "Completed") -> Started:
     name = "on target registered" if by == "automation" else ""
-    return Started(flow=flow, run="r", by=by, automation=name, state=state, ended=NOW, url="http://prefect/runs/1")
+    return Started(
+        flow=flow, run="r", target="smol", by=by, automation=name, state=state, ended=NOW, url="http://prefect/runs/1"
+    )
 
 
 def loop(**changes) -> Run:

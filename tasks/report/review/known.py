@@ -100,7 +100,7 @@ def gather(lineage: Lineage, store: Store, name: str, config: ReviewConfig) -> K
         past=_past(lineage, store, name),
         automated=(standing := Standing.read()) is not None and standing.target == name,
         triggers=history.triggers(),
-        triggered=history.triggered(since),
+        triggered=[run for run in history.triggered(since) if run.target == name],
         loop=loop,
         started=history.of(loop.flow_run_ids[-1]) if loop and loop.flow_run_ids else None,
     )
