@@ -23,7 +23,11 @@ class Trigger(BaseModel):
 
 
 class Started(BaseModel):
-    """A flow run. target: name of the target it works on, "" where its parameters do not say. by: what started it; automation: its name, where it was one; state: such as `Completed`."""
+    """A flow run.
+
+    target: name of the target it works on, "" where its parameters do not say. by: what started it; automation: its
+    name, where it was one. state: such as `Completed`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
