@@ -28,13 +28,17 @@ AUTOMATED = "LOCKSTEP_AUTOMATED"  # in prefect.yaml: the target whose events sta
 
 
 def prepare() -> None:
-    """Create the work pool, the limits that guard GPUs, and the automation for silent runs, where missing.
+    """Create the work pool with a queue for each flow, the limits that guard GPUs, and the automation for silent runs,
+    where missing.
 
-    One flow run at a time works on a machine: they would share its devices. The others wait in the queue.
+    One flow run at a time works on a machine: they would share its devices. The others wait in their queues.
     """
     with get_client(sync_client=True) as client:
         with contextlib.suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
+        for queue in _queues():
+            with contextlib.suppress(ObjectAlreadyExists):
+                client.create_work_queue(name=queue, work_pool_name=POOL, concurrency_limit=1)
         pools.guard(client, gpus())
     automations.mark_silent()
 
@@ -83,6 +87,14 @@ def worker_online(name: str) -> bool:
     """Whether the worker has reported to the server."""
     with get_client(sync_client=True) as client:
         return any(w.name == name and w.status == "ONLINE" for w in client.read_workers_for_work_pool(POOL))
+
+
+def _queues() -> list[str]:
+    import yaml
+
+    return [
+        d["work_pool"]["work_queue_name"] for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    ]
 
 
 def _deployed() -> bool:
