@@ -18,7 +18,7 @@ environment.apply()
 
 from prefect.client.orchestration import get_client  # noqa: E402  (Prefect reads its settings on import)
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate  # noqa: E402
-from prefect.exceptions import ObjectAlreadyExists  # noqa: E402
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError  # noqa: E402
 
 from infra.services import automations, pools  # noqa: E402
 
@@ -70,14 +70,24 @@ def deploy(say: Callable[[str], None]) -> None:
 
 
 def _stand(standing: Standing) -> None:
-    """Give the deployments the settings that scheduled and triggered runs use, and switch schedules on."""
+    """Give the deployments the settings that scheduled and triggered runs use, and switch schedules on.
+
+    Raises ServiceError when they were given to code that knew other settings.
+    """
     with get_client(sync_client=True) as client:
         for flow, config in standing.configs.items():
             deployment = client.read_deployment_by_name(f"{flow}/{flow}")
             wanted = DeploymentUpdate(
                 parameters={"config": config}, job_variables={"working_dir": str(standing.folder)}
             )
-            client.update_deployment(deployment.id, wanted)
+            try:
+                client.update_deployment(deployment.id, wanted)
+            except PrefectHTTPStatusError as error:
+                said = " ".join(error.response.text.split())[:200]
+                raise ServiceError(
+                    f"the settings that `lockstep automate` was given do not fit the flow {flow} any more ({said}): give "
+                    f"that command again, or `lockstep automate --off`"
+                ) from None
             for schedule in client.read_deployment_schedules(deployment.id):
                 active = f"{flow}/{schedule.slug}" in standing.schedules
                 client.update_deployment_schedule(deployment.id, schedule.id, active=active)
