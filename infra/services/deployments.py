@@ -85,8 +85,8 @@ def _stand(standing: Standing) -> None:
             except PrefectHTTPStatusError as error:
                 said = " ".join(error.response.text.split())[:200]
                 raise ServiceError(
-                    f"the settings that `lockstep automate` was given do not fit the flow {flow} any more ({said}): give "
-                    f"that command again, or `lockstep automate --off`"
+                    f"the settings that `lockstep automate` was given do not fit the flow {flow} any more ({said}): "
+                    f"give that command again, or `lockstep automate --off`"
                 ) from None
             for schedule in client.read_deployment_schedules(deployment.id):
                 active = f"{flow}/{schedule.slug}" in standing.schedules
