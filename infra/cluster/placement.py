@@ -39,7 +39,7 @@ class Placement:
 def place(cluster: ClusterConfig, engine: EngineConfig, have: Resources) -> Placement:
     """Choose for `have` devices.
 
-    Colocated workers take turns: on CPU engines reserve nothing beside the trainer, a GPU is reserved half by each.
+    Colocated workers take turns: on CPU engines reserve nothing beside the trainer, a GPU is shared.
     `auto` separates them on GPUs when there are enough, and colocates them otherwise; on CPU it colocates, since idle
     cores help whoever works.
     Raises PlacementError when they do not fit.
@@ -91,4 +91,5 @@ def _on_gpus(cluster: ClusterConfig, engine: EngineConfig, have: Resources) -> P
             f"ranks), the cluster has {have.gpus:g}: lower cluster.engines or cluster.trainer_ranks"
         )
     reason = "asked for" if cluster.placement == "colocated" else f"{have.gpus:g} GPUs are too few for {apart} workers"
-    return Placement("colocated", reason, Resources(0, 0.5), Resources(0, 0.5), threads)
+    # NCCL wants each rank on a GPU of its own: two do not fit on one, a rank and an engine do
+    return Placement("colocated", reason, Resources(0, 0.49), Resources(0, 0.51), threads)

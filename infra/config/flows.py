@@ -82,7 +82,6 @@ class Settings(LoopConfig):
     """Every section that a file may hold."""
 
     watch: WatchConfig = WatchConfig()
-    review: ReviewConfig = ReviewConfig()
 
 
 Trains = TypeVar("Trains", RLFlowConfig, LoopConfig)

@@ -49,22 +49,24 @@ def train_policy(
     workdir: Path,
     *,
     on_step: OnStep | None = None,
-    drafter: Speculation | None = None,
+    speculation: Speculation | None = None,
 ) -> RLResult:
     """Run `config.rl.steps` steps from the model in `base`; a run that was interrupted in `workdir` goes on there.
 
     base: model folder. workdir: of this run alone, for checkpoints and results. on_step: called with the number (from
-    1) and the figures of each step; after an interruption once more with the last step done before it. drafter: that
-    proposes in the rollouts.
+    1) and the figures of each step; after an interruption once more with the last step done before it. speculation: of
+    the rollout engines.
     Raises BadEnvironment, ScorerError, PromptTooLong, EngineError, SyncError, TrainerError, CheckpointError, and
     MismatchError naming the last checkpoint.
     """
-    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None), drafter).train()
+    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None), speculation).train()
 
 
 class _PolicyRun:
-    def __init__(self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep, drafter: Speculation | None):
-        self.drafter = drafter
+    def __init__(
+        self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep, speculation: Speculation | None
+    ):
+        self.speculation = speculation
         self.base, self.config, self.rl, self.workdir, self.on_step = base, config, config.rl, workdir, on_step
         self.environments = make(self.rl.environments, self.rl.seed)
         self.problems = Problems(self.rl.environments, self.environments, self.rl.held_out_share, self.rl.seed)
@@ -99,7 +101,7 @@ class _PolicyRun:
                 self.workdir,
                 reserve,
                 updating=lambda engine: self.timeline.working(f"engine {engine.number}", "sync"),
-                speculation=self.drafter,
+                speculation=self.speculation,
             )
             self.fleet = self.engines.fleet
             with self.spans.measure("engine_start"):
@@ -232,7 +234,7 @@ class _PolicyRun:
             "step_s": step_s,
             "engine_idle_share": max(0.0, 1 - row["engine_busy_s"] / step_s),
             "trainer_idle_share": (waited_s + row["sync_s"]) / step_s,
-            "mismatch_warning": float(len(warnings)),
+            "mismatch_warning": float(bool(warnings)),
             "engines": float(len(self.fleet.engines)),
             "engines_lost": float(self.fleet.lost),
             "retried": float(self.fleet.retried),

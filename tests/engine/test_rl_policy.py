@@ -38,7 +38,7 @@ def monkeypatch_module():
         yield patch
 
 
-def settings(prompts: Path, ranks: int = 1, **rl) -> RLFlowConfig:
+def settings(prompts: Path, ranks: int = 1, dtype: str = "float32", **rl) -> RLFlowConfig:
     common = dict(
         environments=[JsonlEnvironment(label="letters", path=str(prompts), scorer="rl_letters:next_letter")],
         general_questions=[],
@@ -52,10 +52,15 @@ def settings(prompts: Path, ranks: int = 1, **rl) -> RLFlowConfig:
     )
     return RLFlowConfig(
         engine=EngineConfig(
-            cpu_threads=1, kv_cache_gib=0.1, max_model_len=32, max_concurrent_sequences=128, max_batched_tokens=512
+            dtype=dtype,
+            cpu_threads=1,
+            kv_cache_gib=0.1,
+            max_model_len=32,
+            max_concurrent_sequences=128,
+            max_batched_tokens=512,
         ),
         cluster=ClusterConfig(trainer_threads=1, trainer_ranks=ranks),
-        rl=RLConfig(**common | rl),
+        rl=RLConfig(**common | {"trainer_dtype": dtype} | rl),
     )
 
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -10,6 +11,7 @@ from tasks.evaluate import evidence
 from tasks.evaluate.measurement import Line, Measured, Picture
 from tasks.measure.weights import VOCABULARY, random_model
 from tasks.report.measurement import write_page
+from tasks.rl.measure_trainer import TrainerOptions, recorded
 
 
 @pytest.mark.parametrize("what", MEASUREMENTS)
@@ -41,6 +43,16 @@ def test_a_page_shows_findings_table_charts_and_evidence(tmp_path):
     assert "shm moved 1 GB at 2.5 GB/s." in page and "lockstep measure transport" in page
     assert page.count("<circle") == 2 and "<td" in page
     assert "| shm | 2.5 | – |" in (tmp_path / "new" / "table.md").read_text()
+
+
+def test_recorded_rollouts_have_the_lengths_that_are_asked_for(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 50}')
+    options = TrainerOptions(groups=25, answer_tokens=40)
+    for long_tailed, spread in ((True, 8), (False, 1)):
+        batch = recorded(tmp_path, 8, options, long_tailed=long_tailed)
+        lengths = [len(answer) for group in batch.groups for answer in group.answers]
+        assert len(lengths) == 200 and np.mean(lengths) == pytest.approx(40, rel=0.02)
+        assert np.quantile(lengths, 0.99) / np.median(lengths) == pytest.approx(spread, rel=0.1)
 
 
 @pytest.mark.parametrize("billions", [0.1, 0.5, 1, 8])

@@ -103,10 +103,14 @@ def test_tokens_without_a_finite_logprob_are_left_out_and_counted(model):
     assert np.isfinite(figures["loss"]) and np.isfinite(figures["grad_norm"]) and figures["k3"] < 1e-9
 
 
-def test_a_large_mismatch_stops_before_the_update(model):
-    trainer = Trainer(model, RLConfig(mismatch=MismatchBounds(stop_k3=0.01)))
+@pytest.mark.parametrize(
+    "bound", [{"stop_k3": 0.01}, {"stop_mean_abs": 0.03}, {"stop_max_ratio": 1.5}, {"stop_ess": 0.89}]
+)
+def test_a_large_mismatch_stops_before_the_update(model, bound):
+    ((name, value),) = bound.items()
+    trainer = Trainer(model, RLConfig(mismatch=MismatchBounds(**{"stop_k3": 100.0} | bound)))
     before = [w.clone() for _, w in trainer.named_weights()]
-    with pytest.raises(MismatchError, match=r"rl.mismatch.stop_k3=0.01"):
+    with pytest.raises(MismatchError, match=f"rl.mismatch.{name}={value:g}"):
         trainer.step(batch())
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, trainer.named_weights(), strict=True))
 
