@@ -6,9 +6,8 @@ from prefect.runtime import flow_run
 from infra.lineage.runs import Run
 
 
-def show_page(key: str, title: str, page: str, mlflow_run: Run) -> str:
-    """Show `page` (Markdown) in both places, each linked to the other; what Prefect shows is given."""
+def show_page(key: str, title: str, page: str, mlflow_run: Run) -> None:
+    """Show `page` (Markdown) in both places, each linked to the other."""
     linked = page.rstrip() + (f"\n\n[This run in MLflow]({mlflow_run.url})\n" if mlflow_run.url else "\n")
     create_markdown_artifact(key=key, markdown=linked, description=title)
     mlflow_run.describe(f"[This run in Prefect]({flow_run.ui_url})\n\n{page}" if flow_run.ui_url else page)
-    return linked

@@ -2,6 +2,7 @@
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.approval import ask
@@ -30,7 +31,7 @@ from tasks.release.steps import (
     still_missing,
 )
 from tasks.release.takeover import after_trial, make_champion, served_by_fleet, stage, take_back, try_on_share
-from tasks.release.text import markdown, rows
+from tasks.release.text import markdown, question, rows
 
 
 class ReleaseOutcome(Outcome):
@@ -91,8 +92,10 @@ def release(
         record = keep_record(candidate, evidence, judgement, served)
         if served and config.release.approval == "person":
             title = f"To be approved: {', '.join(v.label for v in released.versions)}"
-            page = tell(title, decision, judgement.verdicts, served.answers, mlflow_run)
-            approval = ask(key, page, config.release.approval_timeout_s)
+            tell(title, decision, judgement.verdicts, served.answers, mlflow_run)
+            links = {"verdicts, figures and answers in MLflow": mlflow_run.url, "this run": flow_run.ui_url or ""}
+            asked = question(released.versions, decision, judgement.verdicts, links)
+            approval = ask(key, asked, config.release.approval_timeout_s)
             decision = decision if approval.approved else decision.rejected(approval.text)
         if decision.target:
             version = register(released, judgement, record, config, mlflow_run.id, approval)
@@ -138,7 +141,7 @@ def release(
         return outcome
 
 
-def tell(title: str, decision: Decision, verdicts: list[Verdict], answers: list[Answer], mlflow_run: Run) -> str:
-    """Show the verdicts and answers on the run's page in Prefect and in MLflow; the page is given."""
+def tell(title: str, decision: Decision, verdicts: list[Verdict], answers: list[Answer], mlflow_run: Run) -> None:
+    """Show the verdicts and answers on the run's page in Prefect and in MLflow."""
     create_table_artifact(key="gates", table=rows(verdicts), description=title)
-    return show_page("release", title, markdown(title, decision, verdicts, answers), mlflow_run)
+    show_page("release", title, markdown(title, decision, verdicts, answers), mlflow_run)

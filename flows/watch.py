@@ -14,6 +14,7 @@ from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
 from tasks.drafter.drift import Drift
 from tasks.drafter.drift_text import markdown, metrics, records
+from tasks.drafter.steps import KIND_TAG
 from tasks.drafter.traffic import Traffic
 from tasks.drafter.watch import Seen, Watched, choose_watched, look, unseen, write_evidence
 
@@ -101,7 +102,7 @@ def keep(lineage: Lineage, watched: Watched, drift: Drift, config: WatchFlowConf
         return None
     if drafter.parts["target"] == target.label:
         return drafter
-    tags = {tag: drafter.tags[tag] for tag in ("lockstep.drafter_kind",) if tag in drafter.tags}
+    tags = {KIND_TAG: drafter.tags[KIND_TAG]} if KIND_TAG in drafter.tags else {}
     return lineage.register_drafter(
         target.name, drafter.artifact, target=target, parent=drafter, run_id=mlflow_run.id, config=config, tags=tags
     )

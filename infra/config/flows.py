@@ -82,6 +82,7 @@ class Settings(LoopConfig):
     """Every section that a file may hold."""
 
     watch: WatchConfig = WatchConfig()
+    review: ReviewConfig = ReviewConfig()
 
 
 Trains = TypeVar("Trains", RLFlowConfig, LoopConfig)

@@ -1,7 +1,7 @@
 """The `release` section: gates, and how a release is served."""
 
 import difflib
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -265,8 +265,9 @@ class ReleaseConfig(Section):
     """Asked over HTTP before the alias moves."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest answer to one of them, tokens."""
-    num_speculative_tokens: int = Field(3, ge=1)
-    """Proposed tokens per target pass when the released drafter serves."""
+    num_speculative_tokens: Annotated[int, Field(ge=1)] | Literal["best"] = 3
+    """Proposed tokens per target pass when the released drafter serves; `best` for as many as were measured to be best
+    at each number of requests in flight (`drafter.load_concurrency`), and none where speculation was slower."""
     recording: RecordingConfig = RecordingConfig()
     """Requests that the released engine keeps as traffic for drafters."""
 

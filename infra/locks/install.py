@@ -24,7 +24,7 @@ def main(variant: str, folder: str | None = None) -> None:
     _run([*pip, "install", "--quiet", "--disable-pip-version-check", UV])
     env, extra = _sources(pip)
     # compiled now, or the first start of every service would spend half a minute on it
-    options = ["--python", sys.executable, "--no-deps", "--compile-bytecode"]
+    options = ["--python", sys.executable, "--no-deps"] + ([] if folder else ["--compile-bytecode"])
     install = [sys.executable, "-m", "uv", "pip", "install", *options]
     if folder:
         install += ["--target", folder]

@@ -18,7 +18,7 @@ environment.apply()
 
 from prefect.client.orchestration import get_client  # noqa: E402  (Prefect reads its settings on import)
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate  # noqa: E402
-from prefect.exceptions import ObjectAlreadyExists  # noqa: E402
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError  # noqa: E402
 
 from infra.services import automations, pools  # noqa: E402
 
@@ -28,13 +28,17 @@ AUTOMATED = "LOCKSTEP_AUTOMATED"  # in prefect.yaml: the target whose events sta
 
 
 def prepare() -> None:
-    """Create the work pool, the limits that guard GPUs, and the automation for silent runs, where missing.
+    """Create the work pool with a queue for each flow, the limits that guard GPUs, and the automation for silent runs,
+    where missing.
 
-    One flow run at a time works on a machine: they would share its devices. The others wait in the queue.
+    One flow run at a time works on a machine: they would share its devices. The others wait in their queues.
     """
     with get_client(sync_client=True) as client:
         with contextlib.suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
+        for queue in _queues():
+            with contextlib.suppress(ObjectAlreadyExists):
+                client.create_work_queue(name=queue, work_pool_name=POOL, concurrency_limit=1)
         pools.guard(client, gpus())
     automations.mark_silent()
 
@@ -66,14 +70,24 @@ def deploy(say: Callable[[str], None]) -> None:
 
 
 def _stand(standing: Standing) -> None:
-    """Give the deployments the settings that scheduled and triggered runs use, and switch schedules on."""
+    """Give the deployments the settings that scheduled and triggered runs use, and switch schedules on.
+
+    Raises ServiceError when they were given to code that knew other settings.
+    """
     with get_client(sync_client=True) as client:
         for flow, config in standing.configs.items():
             deployment = client.read_deployment_by_name(f"{flow}/{flow}")
             wanted = DeploymentUpdate(
                 parameters={"config": config}, job_variables={"working_dir": str(standing.folder)}
             )
-            client.update_deployment(deployment.id, wanted)
+            try:
+                client.update_deployment(deployment.id, wanted)
+            except PrefectHTTPStatusError as error:
+                said = " ".join(error.response.text.split())[:200]
+                raise ServiceError(
+                    f"the settings that `lockstep automate` was given do not fit the flow {flow} any more ({said}): "
+                    f"give that command again, or `lockstep automate --off`"
+                ) from None
             for schedule in client.read_deployment_schedules(deployment.id):
                 active = f"{flow}/{schedule.slug}" in standing.schedules
                 client.update_deployment_schedule(deployment.id, schedule.id, active=active)
@@ -83,6 +97,14 @@ def worker_online(name: str) -> bool:
     """Whether the worker has reported to the server."""
     with get_client(sync_client=True) as client:
         return any(w.name == name and w.status == "ONLINE" for w in client.read_workers_for_work_pool(POOL))
+
+
+def _queues() -> list[str]:
+    import yaml
+
+    return [
+        d["work_pool"]["work_queue_name"] for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    ]
 
 
 def _deployed() -> bool:

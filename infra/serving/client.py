@@ -13,6 +13,8 @@ from infra.services.record import Record
 from infra.serving.state import KEY_VARIABLE, PoolState, State, Triple, Wish
 
 POLL_S = 0.2
+ROUTED_S = 60.0
+"""Longest time from the last replica's readiness to Envoy's routing to it."""
 
 Say = Callable[[str], None]
 
@@ -70,10 +72,15 @@ class Fleet:
         when the fleet ends; the wish stays as it was asked.
         """
         wish = self.wish_for(stable, canary, share)
-        told = ""
+        told, ready_since = "", None
         for state in self.states():
             if state.generation == wish.generation:
                 return
+            wanted = [state.pools.get(triple.key) for triple in (stable, canary) if triple]
+            if not all(pool and pool.ever_ready for pool in wanted):
+                ready_since = None
+            elif time.monotonic() - (ready_since := ready_since or time.monotonic()) > ROUTED_S:
+                raise FleetError(f"Envoy does not follow its routes: see {self._record.log} and envoy.log beside it")
             for triple in filter(None, (stable, canary)):
                 pool = state.pools.get(triple.key)
                 if pool and pool.problem and not pool.ever_ready:

@@ -104,7 +104,7 @@ class Envoy:
                 asked = [*ask, {"name": SIDE_HEADER, "string_match": {"exact": side}}]
                 answers.append({"match": {"prefix": "/", "headers": asked}, "route": self._route({"cluster": key})})
         if stable:
-            shares = {stable: 100 - share, canary: share} if canary else {stable: 100}
+            shares = {stable: 100 - share, canary: share} if canary not in ("", stable) else {stable: 100}
             weights = [{"name": key, "weight": weight} for key, weight in shares.items()]
             weighted = {"weighted_clusters": {"clusters": weights}}
             answers.append({"match": {"prefix": "/", "headers": ask}, "route": self._route(weighted)})

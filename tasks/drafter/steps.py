@@ -135,7 +135,7 @@ def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig,
             greedy = asyncio.run(answer(handle, traffic.train[:GREEDY], again, ChatTemplate(model)))
             train = greedy + train
         report("measuring the target without speculation")
-        plain = _measure(handle, traffic, config, target.subject, "_plain")
+        plain = measure_engine(handle, traffic, config, target.subject, "_plain")
     for source in config.drafter.traffic:
         if source.source == sources.ROLLOUTS:
             folders = [store.open(evidence) for evidence in target.evidence]
@@ -208,17 +208,17 @@ def measure_drafter(
     spec = measuring(store.open(target.artifact), config, proposing)
     with engine(spec, config, spans) as handle, spans.measure("engine"):
         report(f"measuring acceptance of {subject}{suffix.replace('_', ' ')}")
-        measured = _measure(handle, traffic, config, subject, suffix, briefly=bool(suffix))
+        measured = measure_engine(handle, traffic, config, subject, suffix, briefly=bool(suffix))
         if expected and expected.prompts and settings.temperature == 0:
             served = asyncio.run(replay(handle, expected))
             check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
     return measured.model_copy(update={"spans": spans.seconds})
 
 
-def _measure(
+def measure_engine(
     handle: EngineHandle, traffic: Traffic, config: DrafterFlowConfig, subject: str, suffix: str, briefly: bool = False
 ) -> Measured:
-    """briefly: greedily at one concurrency alone."""
+    """A running engine on the held-out prompts. briefly: greedily at one concurrency alone."""
     greedy = measure_held_out(handle, traffic, config, subject=subject, suffix=suffix)
     if briefly:
         return Measured(measurement=greedy)

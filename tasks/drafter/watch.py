@@ -16,15 +16,15 @@ from infra.services.spans import Spans
 from infra.store.base import Store
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
+from tasks.drafter import figures
 from tasks.drafter.drift import Drift, Level, decide, levels, misfit
 from tasks.drafter.figures import TABLE
-from tasks.drafter.serving import engine, measure_held_out, measuring
-from tasks.drafter.steps import Measured, measure_drafter
+from tasks.drafter.serving import engine, measuring
+from tasks.drafter.steps import Measured, measure_drafter, measure_engine
 from tasks.drafter.traffic import Prompt, Traffic
 from tasks.evaluate import evidence
-from tasks.evaluate.acceptance import keep, speedup_row
+from tasks.evaluate.acceptance import keep
 from tasks.evaluate.evidence import row
-from tasks.evaluate.identity import identity_rows
 
 COMMAND = "lockstep watch"
 
@@ -136,8 +136,8 @@ def measure_plain(target: Version, traffic: Traffic, config: DrafterFlowConfig) 
     spec = measuring(open_store().open(target.artifact), config)
     with engine(spec, config, spans) as handle, spans.measure("engine"):
         report(f"measuring {target.label} without speculation")
-        measurement = measure_held_out(handle, traffic, config, subject=target.subject, suffix="_plain")
-    return Measured(measurement=measurement, spans=spans.seconds)
+        measured = measure_engine(handle, traffic, config, target.subject, "_plain")
+    return measured.model_copy(update={"spans": spans.seconds})
 
 
 @durable(name="write the evidence of watching")
@@ -155,11 +155,10 @@ def write_evidence(watched: Watched, subject: str, seen: Seen, traffic: Traffic)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if seen.drafter and seen.plain:
-            served, plain = seen.drafter.measurement, seen.plain.measurement
-            rows += [measured | {"subject": subject} for measured in (*served.rows, *plain.rows)]
-            rows.append(speedup_row(served, plain, **labels))
-            rows += identity_rows(plain.outputs, served.outputs, **labels)
-            keep(plain, folder)
+            known = dict(dataset_digest=labels["dataset_digest"], captured_tokens=0, captured_bytes=0)
+            measured = figures.rows(subject, None, seen.plain.all(), [], seen.drafter.all(), **known)
+            rows += [found | {"subject": subject} for found in measured]
+            keep(seen.plain.measurement, folder)
         table = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=COMMAND)
         evidence.write(table, folder / TABLE)
         made_from = [version.artifact for version in (watched.target, watched.drafter) if version]

@@ -10,6 +10,8 @@ from tasks.evaluate.evidence import LOAD, row
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_IN_FLIGHT = 2**20
+
 
 def speedups(rates: Sequence[float], plain_ms: float, speculating_ms: float) -> list[float]:
     """Expected speed over plain decoding when k = 0..len(rates) tokens are proposed.
@@ -69,6 +71,15 @@ def proposals(table: "pd.DataFrame", subject: str) -> list[Proposal]:
             c = int(best["concurrency"])
             found[c] = Proposal(concurrency=c, num_tokens=int(best["value"]), speedup=float(speed["value"]))
     return sorted(found.values(), key=lambda p: p.concurrency)
+
+
+def schedule(found: Sequence[Proposal]) -> list[tuple[int, int, int]]:
+    """(from, to, tokens) as `infra.engine.spec.Speculation` takes it: each measured number of requests in flight stands
+    for those up to the next one."""
+    ordered = sorted(found, key=lambda p: p.concurrency)
+    starts = [1, *(p.concurrency for p in ordered[1:])]
+    ends = [*(p.concurrency - 1 for p in ordered[1:]), MOST_IN_FLIGHT]
+    return [(start, end, p.num_tokens) for start, end, p in zip(starts, ends, ordered, strict=True)]
 
 
 def _overall(rows: Sequence[dict], prefix: str, suffix: str) -> dict[str, dict]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
+from typing import Literal
 
 import aiohttp
 
@@ -13,10 +13,15 @@ from infra.config.target import EngineConfig
 from infra.engine.answers import SpeculationCounters
 from infra.engine.client import EngineClient
 from infra.engine.drafters import speculation
-from infra.engine.spec import EngineHandle, EngineSpec, Role
+from infra.engine.spec import EngineHandle, EngineSpec, Role, Speculation
+from infra.lineage.versions import Version
 from infra.services.progress import report
 from infra.services.spans import Spans
+from infra.store.base import Store
+from tasks.evaluate import evidence
+from tasks.evaluate.best_k import proposals, schedule
 from tasks.release.answers import Answer, Served
+from tasks.release.candidate import TABLE, Candidate
 
 RL_PATHS = ("/pause", "/resume", "/sleep", "/collective_rpc", "/init_weight_transfer_engine", "/update_weights")
 
@@ -26,21 +31,37 @@ class ServeError(RuntimeError):
 
 
 def spec_of(
-    model: Path,
-    drafter: Path | None,
+    store: Store,
+    parts: Candidate,
     engine: EngineConfig,
-    num_speculative_tokens: int,
+    num_speculative_tokens: int | Literal["best"],
     recording: RecordingConfig | None = None,
 ) -> EngineSpec:
-    """The engine that serves `model` (the target, or its quantized copy) with `drafter`. recording: what it keeps of
-    its requests, by default nothing."""
+    """The engine that serves the target of `parts`, or its quantized copy, with their drafter. recording: what it keeps
+    of its requests, by default nothing."""
+    model = parts.quant or parts.target
     return EngineSpec(
-        model=model,
+        model=store.open(model.artifact),
         role=Role.serve,
         config=engine,
-        speculation=drafter and speculation(drafter, num_speculative_tokens),
+        speculation=parts.drafter and _speculation(store, parts.drafter, num_speculative_tokens),
         recording=recording or RecordingConfig(),
     )
+
+
+def _speculation(store: Store, drafter: Version, num_speculative_tokens: int | Literal["best"]) -> Speculation | None:
+    folder = store.open(drafter.artifact)
+    if num_speculative_tokens != "best":
+        return speculation(folder, num_speculative_tokens)
+    tables = [evidence.read(store.open(ref) / TABLE) for ref in drafter.evidence]
+    found = proposals(evidence.concat(tables), drafter.subject) if tables else []
+    if not found:
+        raise ServeError(
+            f"release.num_speculative_tokens=best: {drafter.label} was never measured beside plain decoding; "
+            f"`lockstep drafter` does, or set a number"
+        )
+    most = max(proposal.num_tokens for proposal in found)
+    return speculation(folder, most).model_copy(update={"schedule": schedule(found)}) if most else None
 
 
 def serve_and_ask(spec: EngineSpec, questions: list[str], max_new_tokens: int) -> Served:

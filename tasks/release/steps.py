@@ -75,9 +75,7 @@ def judge_by_gates(candidate: Candidate, table: ArtifactRef, config: ReleaseConf
 def serve_release(released: Candidate, config: ReleaseFlowConfig, run: str) -> Served:
     """What the released combination answers, served by one engine as its users will meet it."""
     store = open_store()
-    model = released.quant or released.target
-    drafter = store.open(released.drafter.artifact) if released.drafter else None
-    spec = spec_of(store.open(model.artifact), drafter, config.engine, config.release.num_speculative_tokens)
+    spec = spec_of(store, released, config.engine, config.release.num_speculative_tokens)
     return serve_and_ask(spec, config.release.questions, config.release.max_new_tokens)
 
 

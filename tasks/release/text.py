@@ -1,7 +1,8 @@
 """Verdicts and decisions for people: rows of a table, and a page of Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from infra.lineage.versions import Version
 from tasks.release.answers import Answer
 from tasks.release.decision import Decision
 from tasks.release.gates import Verdict
@@ -40,6 +41,22 @@ def markdown(title: str, decision: Decision, verdicts: Sequence[Verdict], answer
         lines += ["", "## Asked over HTTP", ""]
         for answer in answers:
             lines += [f"**{answer.question}**", "", *(f"> {line}" for line in answer.answer.splitlines()), ""]
+    return "\n".join(lines)
+
+
+def question(
+    versions: Sequence[Version], decision: Decision, verdicts: Sequence[Verdict], links: Mapping[str, str]
+) -> str:
+    """What a person is asked before a promotion, narrow enough for the form in Prefect: figures beside their bounds,
+    and where to read more. links: addresses by text; those that are empty are left out."""
+    lines = [f"### Release {', '.join(v.label for v in versions)}?", ""]
+    lines += [f"- {line}" for line in [*decision.reasons, *decision.warnings]] or ["Every gate lets every part pass."]
+    lines += ["", "| | figure | value | must be |", "|---|---|---|---|"]
+    for v in verdicts:
+        figure = v.figure.replace("_", " ") + (f", {v.domain}" if v.domain else "")
+        value = f"{_number(v.value) or 'not measured'} (n={v.n})"
+        lines.append(f"| {MARK[v.verdict]} | {figure} | {value} | {v.comparison} {v.bound:g} |")
+    lines += ["", " · ".join(f"[{text}]({address})" for text, address in links.items() if address)]
     return "\n".join(lines)
 
 

@@ -1,5 +1,7 @@
 """What the engines of a release serve: the parts of a candidate or of a registered release, and their settings."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.config.flows import ReleaseFlowConfig
@@ -21,7 +23,7 @@ class Serving(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     engine: EngineConfig
-    num_speculative_tokens: int
+    num_speculative_tokens: int | Literal["best"]
     recording: RecordingConfig = RecordingConfig()
 
     @classmethod
@@ -38,10 +40,7 @@ class Serving(BaseModel):
 def triple_of(store: Store, parts: Candidate, serving: Serving) -> Triple:
     """What serves `parts`. Its artifacts are those that lineage names."""
     model = parts.quant or parts.target
-    drafter = store.open(parts.drafter.artifact) if parts.drafter else None
-    spec = spec_of(
-        store.open(model.artifact), drafter, serving.engine, serving.num_speculative_tokens, serving.recording
-    )
+    spec = spec_of(store, parts, serving.engine, serving.num_speculative_tokens, serving.recording)
     labels = {part.kind: part.label for part in parts.versions}
     return Triple(
         parts=labels,

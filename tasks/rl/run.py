@@ -49,24 +49,22 @@ def train_policy(
     workdir: Path,
     *,
     on_step: OnStep | None = None,
-    speculation: Speculation | None = None,
+    drafter: Speculation | None = None,
 ) -> RLResult:
     """Run `config.rl.steps` steps from the model in `base`; a run that was interrupted in `workdir` goes on there.
 
     base: model folder. workdir: of this run alone, for checkpoints and results. on_step: called with the number (from
-    1) and the figures of each step; after an interruption once more with the last step done before it. speculation: of
-    the rollout engines.
+    1) and the figures of each step; after an interruption once more with the last step done before it. drafter: that
+    proposes in the rollouts.
     Raises BadEnvironment, ScorerError, PromptTooLong, EngineError, SyncError, TrainerError, CheckpointError, and
     MismatchError naming the last checkpoint.
     """
-    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None), speculation).train()
+    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None), drafter).train()
 
 
 class _PolicyRun:
-    def __init__(
-        self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep, speculation: Speculation | None
-    ):
-        self.speculation = speculation
+    def __init__(self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep, drafter: Speculation | None):
+        self.drafter = drafter
         self.base, self.config, self.rl, self.workdir, self.on_step = base, config, config.rl, workdir, on_step
         self.environments = make(self.rl.environments, self.rl.seed)
         self.problems = Problems(self.rl.environments, self.environments, self.rl.held_out_share, self.rl.seed)
@@ -101,7 +99,7 @@ class _PolicyRun:
                 self.workdir,
                 reserve,
                 updating=lambda engine: self.timeline.working(f"engine {engine.number}", "sync"),
-                speculation=self.speculation,
+                speculation=self.drafter,
             )
             self.fleet = self.engines.fleet
             with self.spans.measure("engine_start"):

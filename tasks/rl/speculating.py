@@ -14,7 +14,7 @@ from infra.services.progress import report
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
-from tasks.evaluate.best_k import Proposal, proposals
+from tasks.evaluate.best_k import Proposal, proposals, schedule
 
 TABLE = "evidence.parquet"
 
@@ -32,7 +32,7 @@ class Proposing(BaseModel):
         """As an engine takes it."""
         most = max(p.num_tokens for p in self.proposals)
         return speculation(open_store().open(self.drafter), most).model_copy(
-            update={"schedule": ranges(self.proposals)}
+            update={"schedule": schedule(self.proposals)}
         )
 
 
@@ -60,11 +60,3 @@ def choose_drafter(base: Version, config: RLFlowConfig, run: str) -> Proposing |
         )
         report(f"rollouts of {base.label} without speculation: {what} at about {in_flight} requests in flight")
     return best
-
-
-def ranges(found: list[Proposal]) -> list[tuple[int, int, int]]:
-    """(from, to, tokens): each measured number of requests in flight stands for those up to the next one."""
-    ordered = sorted(found, key=lambda p: p.concurrency)
-    ends = [p.concurrency - 1 for p in ordered[1:]] + [2**20]
-    starts = [1, *(p.concurrency for p in ordered[1:])]
-    return [(start, end, p.num_tokens) for start, end, p in zip(starts, ends, ordered, strict=True)]

@@ -50,7 +50,7 @@ def train(
         config,
         _workdir(run),
         on_step=lambda step, figures: tracking.log_metrics(figures, step=step),
-        speculation=drafter and drafter.speculation(),
+        drafter=drafter and drafter.speculation(),
     )
     if result.resumes:
         tracking.set_tags({"resumed_under_other_pins": " | ".join(result.resumes)})

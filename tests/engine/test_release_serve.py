@@ -47,7 +47,8 @@ def measured(lineage: Lineage, store: LocalStore, version: Version, folder: Path
     rows = [evidence.row(f, value, n=10, unit="", subject=version.subject) for f, value in figures.items()]
     folder.mkdir()
     evidence.write(evidence.table(rows, engine="e", hardware="h", command="a test"), folder / "evidence.parquet")
-    return lineage.attach_evidence(version, store.put(folder, "evidence", producer="a test"))
+    measured_on = [version.artifact, *version.inputs]
+    return lineage.attach_evidence(version, store.put(folder, "evidence", producer="a test", inputs=measured_on))
 
 
 def test_release_then_refuse(house, tmp_path: Path):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from infra.config.flows import DrafterFlowConfig, LoopConfig, RLFlowConfig
+from flows.cli.run import FLOWS
+from infra.config.flows import DrafterFlowConfig, LoopConfig, RLFlowConfig, Settings
 from infra.config.load import ConfigError, load, presets
 
 
@@ -29,6 +30,12 @@ def test_later_sources_win_and_tables_merge(file):
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_valid(name):
     load(LoopConfig, preset=name)
+
+
+def test_one_file_can_hold_the_settings_of_every_flow():
+    for kind, _ in FLOWS.values():
+        settings = Settings().narrow(kind)
+        assert settings == kind()
 
 
 def test_sections_of_other_flows_are_checked_but_not_used(file):

@@ -19,7 +19,7 @@ def test_questions_are_well_formed_and_the_expected_choice_scores(name):
         assert question.task == name and question.prompt
         if question.choices:
             assert [benchmark(name).judge(question, choice) for choice in question.choices].count(1.0) == 1
-        assert name == "humaneval" or benchmark(name).judge(question, question.expected) == 1
+        assert name in ("humaneval", "bfcl") or benchmark(name).judge(question, question.expected) == 1
 
 
 def test_a_seed_fixes_the_questions_and_their_digest():
@@ -31,7 +31,7 @@ def test_a_seed_fixes_the_questions_and_their_digest():
 
 
 def test_an_unknown_benchmark_is_refused_with_those_that_exist():
-    with pytest.raises(ValueError, match="no benchmark 'gsm9k': use capitals, gsm8k, hellaswag"):
+    with pytest.raises(ValueError, match="no benchmark 'gsm9k': use bfcl, capitals, gsm8k, hellaswag"):
         load(["gsm9k"], 1, seed=0)
 
 
@@ -49,6 +49,39 @@ def test_gsm8k_reads_the_last_number(text, score):
 def test_capitals_look_past_accents_and_case(text, score):
     question = Question(id="x", task="capitals", prompt="What is the capital of Colombia?", expected="Bogotá")
     assert benchmark("capitals").judge(question, text) == score
+
+
+def test_bfcl_accepts_the_authors_answers_and_none_with_a_wrong_argument():
+    judge = benchmark("bfcl").judge
+    for question in benchmark("bfcl").questions()[::7]:
+        wanted = json.loads(question.expected)
+        if "{" in json.dumps(wanted["arguments"])[1:]:
+            continue  # accepted values are nested there
+        given = {name: values[0] for name, values in wanted["arguments"].items() if "" not in values}
+        written = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        assert judge(question, f"Sure: `{wanted['name']}({written})`") == 1, question
+        assert judge(question, f"{wanted['name']}({written}, surprise=1)") == 0
+        assert judge(question, "I do not know.") == 0
+        if given:
+            assert judge(question, f"{wanted['name']}({written.partition(', ')[2]})") == 0
+
+
+@pytest.mark.parametrize(
+    "text, score",
+    [
+        ("area(base=10, height=5)", 1),
+        ("area(10, 5)", 1),
+        ("```python\narea(base=10.0, height=5, unit='Square Metres')\n```", 1),
+        ("area(base=10, height=True)", 0),
+        ("area(base='10', height=5)", 0),
+        ("area(base=10)", 0),
+        ("area(base=10, height=(5", 0),
+    ],
+)
+def test_bfcl_reads_a_call_as_python_does(text, score):
+    accepted = {"base": [10], "height": [5], "unit": ["square metres", ""]}
+    expected = json.dumps({"name": "area", "order": ["base", "height", "unit"], "arguments": accepted})
+    assert benchmark("bfcl").judge(Question(id="x", task="bfcl", prompt="?", expected=expected), text) == score
 
 
 def test_humaneval_runs_the_tests_on_whole_functions_and_on_bodies():

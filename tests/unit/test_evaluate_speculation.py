@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.evaluate import evidence
-from tasks.evaluate.best_k import best_rows, proposals, speedups
+from tasks.evaluate.best_k import best_rows, proposals, schedule, speedups
 from tasks.evaluate.evidence import row
 from tasks.evaluate.loops import fresh_passes, repeated
-from tasks.rl.speculating import ranges
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 5))
@@ -78,4 +77,4 @@ def test_rollouts_propose_what_was_measured_to_be_best():
         (16, 1, 1.2),
         (64, 0, 1.0),
     ]
-    assert ranges(found) == [(1, 3, 3), (4, 15, 3), (16, 63, 1), (64, 2**20, 0)]
+    assert schedule(found) == [(1, 3, 3), (4, 15, 3), (16, 63, 1), (64, 2**20, 0)]

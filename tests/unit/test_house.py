@@ -78,5 +78,6 @@ def test_prefect_yaml_deploys_each_flow_under_its_own_name():
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     from flows.cli.run import FLOWS
 
+    assert all(d["work_pool"] == {"name": "lockstep", "work_queue_name": d["name"]} for d in deployments)
     assert {d["name"]: d["entrypoint"] for d in deployments} == {name: f"flows.{name}.{name}" for name in FLOWS}
     assert not any(schedule["active"] for d in deployments for schedule in d["schedules"])

@@ -2,7 +2,7 @@
 
 from tasks.evaluate.benchmarks.base import Benchmark
 
-NAMES = ("capitals", "gsm8k", "hellaswag", "humaneval", "truthfulqa")
+NAMES = ("bfcl", "capitals", "gsm8k", "hellaswag", "humaneval", "truthfulqa")
 
 
 class BenchmarkError(ValueError):
