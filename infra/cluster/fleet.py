@@ -135,23 +135,13 @@ class Fleet:
         async with self._weights:
             yield
 
-    async def update(self, send: Callable[[Sequence[EngineClient]], Awaitable[T]]) -> T:
-        """Bring all engines to new weights; those that die of it are lost, and `send` is called again for the rest.
-
-        Raises SyncError when an update fails and no engine is to blame, EngineError when none is left.
-        """
-        while True:
-            await self.nearest()
-            engines = list(self._engines)
-            try:
-                return await send([engine.client for engine in engines])
-            except SyncError:
-                alive = await asyncio.gather(*(self._answers(engine) for engine in engines))
-                if all(alive):
-                    raise
-                for engine, answers in zip(engines, alive, strict=True):
-                    if not answers:
-                        await self._lose(engine, "it died while it was sent new weights")
+    async def bury(self, engines: Sequence[Engine]) -> int:
+        """Lose those that do not answer; how many."""
+        alive = await asyncio.gather(*map(self._answers, engines))
+        dead = [engine for engine, answers in zip(engines, alive, strict=True) if not answers]
+        for engine in dead:
+            await self._lose(engine, "it does not answer")
+        return len(dead)
 
     # Engines come and go
 
@@ -256,7 +246,8 @@ class Fleet:
         while True:
             await asyncio.sleep(self._probe_s)
             for engine in list(self._engines):
-                await self._probe(engine)
+                if not engine.lost.done():  # while another was probed
+                    await self._probe(engine)
             await self._balance()
 
     async def _probe(self, engine: Engine) -> None:
@@ -279,6 +270,8 @@ class Fleet:
             await self._lose(engine, f"{what} for {self._stuck_s:g} s")
 
     async def _answers(self, engine: Engine) -> bool:
+        if engine.lost.done():
+            return False
         try:
             return await asyncio.wait_for(engine.client.is_healthy(), self._probe_s)
         except (TimeoutError, EngineError):

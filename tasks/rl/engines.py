@@ -12,9 +12,10 @@ from infra.cluster.placement import Resources
 from infra.cluster.session import session
 from infra.config.flows import RLFlowConfig
 from infra.engine.client import EngineClient
+from infra.engine.errors import EngineError
 from infra.engine.spec import EngineSpec, Role, Speculation
 from infra.services.progress import report
-from infra.transport.base import Published
+from infra.transport.base import Published, SyncError
 from infra.transport.sync import SyncReport, sync
 
 OBEY_S = 1.0
@@ -68,17 +69,33 @@ class RolloutEngines:
         await asyncio.gather(self._obeying, return_exceptions=True)
         await self.fleet.__aexit__(*error)
 
-    async def send(self, publish: Callable[[], Awaitable[Published]]) -> tuple[Published, SyncReport]:
-        """Publish a version and bring all engines to it; those that join later start from it."""
+    async def send(self, publish: Callable[[], Awaitable[Published]]) -> tuple[Published, SyncReport | None]:
+        """Publish a version and bring all engines to it; those that join later start from it.
+
+        An engine that dies of it is lost, and the others are brought there all the same; the report is None when none
+        was left to measure. Raises SyncError when an update fails and no engine is to blame.
+        """
         async with self.fleet.weights():
-            self._published = None  # its memory is about to be written anew
             published = await publish()
+            self._published = published
             with ExitStack() as stack:
                 for engine in self.fleet.engines:
                     stack.enter_context(self._updating(engine))
-                told = await self.fleet.update(lambda clients: sync(clients, published, in_flight="keep"))
-            self._published = published
-        return published, told
+                return published, await self._bring(published)
+
+    async def _bring(self, published: Published) -> SyncReport | None:
+        told = None
+        while engines := list(self.fleet.engines):
+            try:
+                has = await asyncio.gather(*(engine.client.weight_version() for engine in engines))
+                behind = [e for e, version in zip(engines, has, strict=True) if version != str(published.version)]
+                if not behind:
+                    break
+                told = await sync([engine.client for engine in behind], published, in_flight="keep")
+            except (SyncError, EngineError):
+                if not await self.fleet.bury(engines):
+                    raise
+        return told
 
     async def _welcome(self, client: EngineClient) -> None:
         if self._published is not None:

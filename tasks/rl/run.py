@@ -29,6 +29,7 @@ from tasks.rl.errors import MismatchError
 from tasks.rl.figures import credit, rollout_figures, to_batch, write_rollouts
 from tasks.rl.held_out import Examination, paired
 from tasks.rl.journal import Journal
+from tasks.rl.live import Sampling
 from tasks.rl.mismatch import past
 from tasks.rl.playing import Players
 from tasks.rl.remote import RemoteTrainer
@@ -80,7 +81,7 @@ class _PolicyRun:
         self.spans = Spans()
         self.rows: list[dict[str, float]] = []
         self.timeline = Timeline()
-        self.sampled: dict[int, list[float]] = {}
+        self.sampling = Sampling(self.rl)
 
     def train(self) -> RLResult:
         where = place(self.config.cluster, self.config.engine, session().resources())
@@ -180,9 +181,8 @@ class _PolicyRun:
             self.on_step(int(row["step"]), row)
 
     async def _group(self, number: int, place: int, problem: Problem) -> Group:
-        times = self.sampled.setdefault(number, [time.monotonic(), 0.0])
-        with self.load.working():
-            group = await self.sampler.group(
+        with self.load.working(), self.sampling.group(number):
+            return await self.sampler.group(
                 problem,
                 self.rl.group_size,
                 temperature=self.rl.temperature,
@@ -190,14 +190,11 @@ class _PolicyRun:
                 number=number,
                 place=place,
             )
-        times[1] = time.monotonic()
-        return group
 
     async def _step(self, step: int, rounds: Rounds) -> None:
         name, start = f"step {step + 1} of {self.rl.steps}", time.monotonic()
         self.checkpoints.check()
-        report(f"{name}: sampling {self.rl.prompts_per_step * self.rl.group_size} answers", step, self.rl.steps)
-        with self.spans.measure("engine"):
+        with self.spans.measure("engine"), self.sampling.awaited(step):
             collected = await rounds.collect(step)
         waited_s = time.monotonic() - start
         admitted = admit(collected.groups, version=step, max_staleness=self.rl.max_staleness)
@@ -222,8 +219,7 @@ class _PolicyRun:
         row |= await self._broadcast(step + 1)
         row |= await self.load.take()
         rounds.published(step + 1)
-        first, last = self.sampled.pop(step, (float("nan"), float("nan")))
-        rollout_s, step_s = last - first, time.monotonic() - start
+        rollout_s, step_s = self.sampling.seconds(step), time.monotonic() - start
         warnings = past(row, self.rl.mismatch, "warn")
         row |= {
             "rollout_s": rollout_s,
@@ -256,15 +252,11 @@ class _PolicyRun:
         start, trainer_s = time.monotonic(), self.spans.seconds["trainer"]
         published, synced = await self.engines.send(publish)
         self.spans.seconds["sync"] += time.monotonic() - start - (self.spans.seconds["trainer"] - trainer_s)
-        return {
-            "publish_s": published.publish_s,
-            "sync_s": synced.prepare_s + synced.pause_s,
-            "pause_s": synced.pause_s,
-            "transfer_s": synced.transfer_s,
-            "finalize_s": synced.finalize_s,
-            "verify_s": synced.verify_s,
-            "sync_bytes": float(synced.bytes),
-        }
+        told = synced.model_dump() if synced else {}
+        parts = ("prepare_s", "pause_s", "transfer_s", "finalize_s", "verify_s", "bytes")
+        row = {name: float(told.get(name, "nan")) for name in parts}
+        row["sync_bytes"], row["sync_s"] = row.pop("bytes"), row.pop("prepare_s") + row["pause_s"]
+        return row | {"publish_s": published.publish_s}
 
     async def _checkpoint(self, version: int, rounds: Rounds) -> None:
         state = {"version": version, "rounds": rounds.state(version), "rows": self.rows, "resumes": self.resumes}

@@ -69,9 +69,10 @@ def test_requests_outlive_their_engine_and_engines_join_and_leave(
             fleet = engines.fleet
             await fleet.ready()
             with ShmSender("float32") as sender:
+                version = 7
 
                 async def publish():
-                    return sender.publish(7, load_file(tiny_llama / "model.safetensors").items())
+                    return sender.publish(version, load_file(tiny_llama / "model.safetensors").items())
 
                 await engines.send(publish)
                 started = asyncio.Event()
@@ -85,15 +86,19 @@ def test_requests_outlive_their_engine_and_engines_join_and_leave(
                 assert {version for answer in answers for version, _, _ in answer.weight_versions} == {"7"}
                 assert [engine.number for engine in fleet.engines] == [2]
 
-                assert "engine 3 serves\n2 engines serve\n" in await scale(2)
-                assert [await engine.client.weight_version() for engine in fleet.engines] == ["7", "7"]
+                for process in processes_of(fleet.engines[0]):  # just before it is sent new weights
+                    process.send_signal(signal.SIGKILL)
+                version = 8
+                assert (await engines.send(publish))[1] is None
+                assert "engine 4 serves\n2 engines serve\n" in await scale(2)
+                assert [await engine.client.weight_version() for engine in fleet.engines] == ["8", "8"]
 
                 working = asyncio.create_task(generate(16, fleet))
                 while {engine.in_use for engine in fleet.engines} != {8}:
                     await asyncio.sleep(0)
                 assert re.search(r"engine \d is drained of \d+ requests(.*\n)+1 engines serve\n", await scale(1))
                 assert [len(answer.token_ids) for answer in await working] == [LONG] * 16
-                assert (len(fleet.engines), fleet.lost, fleet.retried) == (1, 1, 16)
+                assert (len(fleet.engines), fleet.lost, fleet.retried) == (1, 2, 16)
 
     with claim("rl", config) as key:
         folder = read(key).folder / "rl"
