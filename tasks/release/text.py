@@ -51,11 +51,12 @@ def question(
     and where to read more. links: addresses by text; those that are empty are left out."""
     lines = [f"### Release {', '.join(v.label for v in versions)}?", ""]
     lines += [f"- {line}" for line in [*decision.reasons, *decision.warnings]] or ["Every gate lets every part pass."]
-    lines += ["", "| | figure | value | must be |", "|---|---|---|---|"]
+    lines += ["", "| figure | value | must be |", "|---|---|---|"]
     for v in verdicts:
         figure = v.figure.replace("_", " ") + (f", {v.domain}" if v.domain else "")
-        value = f"{_number(v.value) or 'not measured'} (n={v.n})"
-        lines.append(f"| {MARK[v.verdict]} | {figure} | {value} | {v.comparison} {v.bound:g} |")
+        if v.verdict != "pass":
+            figure = f"{MARK[v.verdict]}: {figure}"
+        lines.append(f"| {figure} | {_number(v.value) or 'not measured'} (n={v.n}) | {v.comparison} {v.bound:g} |")
     lines += ["", " · ".join(f"[{text}]({address})" for text, address in links.items() if address)]
     return "\n".join(lines)
 
