@@ -173,3 +173,12 @@ def test_a_killed_asynchronous_run_loses_no_finished_group_and_trains_on_none_tw
     by_step = [{row["prompt"] for row in rows if row["step"] == step} for step in range(1, 7)]
     assert sum(map(len, by_step)) == len(set().union(*by_step)) == 24
     assert (steps(result)["stale"] == 0).all()
+
+
+def test_a_float32_head_follows_the_policy_in_bfloat16(letters, tmp_path):
+    """Matched numerics: the head that the engine computes beside its kernels gets every update too."""
+    model, prompts = letters
+    config = settings(prompts, dtype="bfloat16", numerics="matched", steps=3, max_new_tokens=4, lr=1e-2)
+    table = steps(train_policy(model, config, tmp_path))
+    assert table["mean_abs"].max() < 0.02  # a head one step old is off by more than that
+    assert table["k3"].max() < 1e-3
