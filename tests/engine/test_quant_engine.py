@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 
 from infra.config.quant import QuantizeConfig
+from infra.config.release import DEFAULT_GATES
 from infra.engine.spec import EngineSpec, Role
-from tasks.evaluate import fidelity, questions
+from tasks.evaluate import evidence, fidelity, questions
 from tasks.evaluate.fidelity import Text
 from tasks.quant.data_free import quantize
+from tasks.release.decision import decide
+from tasks.release.gates import judge
 
 TOP_K = 256
+KL_GATE = [gate for gate in DEFAULT_GATES if gate.figure == "quant_kl"]
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_qwen3"])
@@ -65,13 +69,19 @@ def test_w8a8_is_close_and_damaged_scales_are_not(confident, see, tmp_path):
     damaged = "model.layers.3.mlp.down_proj.weight_scale"
     weights[damaged] = weights[damaged] * 3
     save_file(weights, bad / "model.safetensors", {"format": "pt"})
-    kl = {}
+    kl, verdicts = {}, {}
     for name, folder in (("good", good), ("bad", bad)):
         rows = {(r["figure"], r["domain"]): r for r in fidelity.rows(original, see(folder), subject="quant:t/1")}
         kl[name] = rows["quant_kl", "all"]
         assert kl[name]["n"] == 2 * 4 * 32
+        table = evidence.table(list(rows.values()), engine="e", hardware="h", command="test")
+        verdicts[name] = judge(table, KL_GATE, {"quant": "quant:t/1"})
         assert kl[name]["low"] <= kl[name]["value"] <= kl[name]["high"]
     assert kl["good"]["high"] < 0.01 < 0.1 < kl["bad"]["low"]
+    assert all(v.verdict == "pass" for v in verdicts["good"])
+    decision = decide(verdicts["bad"], drafter=False, quant=True)
+    assert decision.target and not decision.quant
+    assert f"quant KL small: quant_kl on all is {kl['bad']['value']:.4g} [" in "; ".join(decision.reasons)
 
 
 def test_the_engine_scores_as_the_model_itself_does(confident, see, texts):
