@@ -17,6 +17,7 @@ from tasks.evaluate.measurement import Measurement
 MEASUREMENTS = {
     "quants": "tasks.quant.table",
     "transport": "tasks.measure.transport",
+    "delta": "tasks.rl.measure_delta",
     "rollout": "tasks.rl.measure",
     "trainer": "tasks.rl.measure_trainer",
     "numerics": "tasks.rl.measure_numerics",

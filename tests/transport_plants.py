@@ -15,10 +15,10 @@ class StaleHead(TransferCalls):
     def plant_kept_head(self, planted: str) -> None:
         self._planted = planted == "yes"
 
-    def weight_checksums(self) -> dict[str, dict[str, str]]:
+    def weight_checksums(self, model: str = "target") -> dict[str, dict[str, str]]:
         if getattr(self, "_planted", False):
             self._head().cpu_linear = self._kept
-        return super().weight_checksums()
+        return super().weight_checksums(model)
 
     def _head(self) -> Any:
         return self.model_runner.get_model().lm_head

@@ -16,7 +16,7 @@ import typer
 from packaging.requirements import Requirement
 
 from flows.cli.exits import FAILED, Stop
-from infra.config.plan import GIB
+from infra.config.memory import GIB
 from infra.engine.errors import EngineError
 from infra.engine.pin import engine_pin, hardware
 from infra.services import local

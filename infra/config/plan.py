@@ -9,38 +9,35 @@ import psutil
 from pydantic import BaseModel
 
 from infra.config.flows import DrafterFlowConfig, FlowConfig, LoopConfig, QuantizeFlowConfig, RLFlowConfig
+from infra.config.memory import (
+    CHECKPOINT_BYTES,
+    DTYPE_BYTES,
+    GIB,
+    Shape,
+    Sides,
+    gpu_bytes,
+    misfit,
+    on_gpu,
+    on_host,
+    trained,
+)
 from infra.services import runs
 from infra.services.durations import measured
 from infra.services.home import home
 from infra.store.models import location
 
-GIB = 2**30
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PROMPT_TOKENS = 64  # of a typical prompt: only sizes estimates
-WEIGHT_BYTES = 4  # per parameter, float32
-TRAINING_BYTES = 12  # per parameter that is trained: its gradient and two AdamW moments
-CHECKPOINT_BYTES = 12  # per parameter that is trained: weights and two moments, once in memory and once on disk
-# rounded up from resident memory seen on CPU, GiB: what a process holds beside weights and cache
-ENGINE_GIB, TRAINER_GIB, SERVICES_GIB = 1.6, 1.1, 1.6
 
 
 class PlanError(RuntimeError):
     """This machine has too little memory or disk for the run."""
 
 
-class Shape(BaseModel):
-    """Sizes of a model, read from its folder. parameters: stored ones, a tied head counts once."""
-
-    parameters: int
-    hidden: int
-    vocab: int
-    layers: int
-
-
 class Plan(BaseModel):
     """Estimates for one run of a flow.
 
     model: None while the source has not been prepared; then figures that depend on it are None too.
+    sides: memory of an engine and of the trainer, bytes. misfit: why they do not fit on this machine's GPUs, if so.
     memory, disk: bytes at the peak, and bytes that stay. memory_free, disk_free: what this machine has now, bytes.
     sync: bytes that one weight update moves to each engine; syncs: number of updates.
     hidden_states: bytes of the drafter's captured states.
@@ -50,6 +47,8 @@ class Plan(BaseModel):
 
     flow: str
     model: Shape | None
+    sides: Sides | None
+    misfit: str
     memory: int | None
     memory_free: int
     disk: int | None
@@ -61,6 +60,8 @@ class Plan(BaseModel):
 
     def require(self) -> None:
         """Raises PlanError when the machine has too little memory or disk."""
+        if self.misfit:
+            raise PlanError(f"too little GPU memory: {self.misfit}")
         for what, need, free, cure in (
             ("memory", self.memory, self.memory_free, "lower engine.kv_cache_gib or micro_batch_tokens, or free some"),
             ("disk", self.disk, self.disk_free, f"free some in {home()}, or set LOCKSTEP_HOME to a larger disk"),
@@ -82,6 +83,8 @@ class Plan(BaseModel):
         rows = {
             "model": model,
             "memory at the peak": f"{_size(self.memory) or later} of {_size(self.memory_free)} free",
+            "each engine": _size(self.sides and self.sides.engine) or later,
+            "trainer": _size(self.sides and self.sides.trainer) or later,
             "disk": f"{_size(self.disk) or later} of {_size(self.disk_free)} free",
         }
         if self.syncs:
@@ -91,6 +94,8 @@ class Plan(BaseModel):
             rows["weight sync"] = rate if self.sync else later
         if self.hidden_states is not None or isinstance(config, LoopConfig | DrafterFlowConfig):
             rows["hidden states"] = self._states_text(config) or later
+        if self.sides and not self.sides.trainer:
+            del rows["trainer"]
         rows["time"] = f"about {self.minutes:.1f} min" if self.minutes else "unknown: none has finished here yet"
         width = max(map(len, rows))
         plan = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
@@ -113,13 +118,17 @@ def make_plan(flow: str, config: FlowConfig) -> Plan:
     shape = _shape(location(config.target.source))
     hidden = _hidden_states(shape, config)
     trains = isinstance(config, RLFlowConfig | LoopConfig)
+    sides = _sides(shape, config)
+    memory = shape and on_host(shape, config)
     root = home()
     while not root.exists():
         root = root.parent
     return Plan(
         flow=flow,
         model=shape,
-        memory=_memory(shape, config),
+        sides=sides,
+        misfit=misfit(sides, gpu_bytes(), config) if sides and gpu_bytes() and trains else "",
+        memory=memory and memory.total(config.cluster.engines),
         memory_free=psutil.virtual_memory().available,
         disk=_disk(shape, config, hidden or 0),
         disk_free=shutil.disk_usage(root).free,
@@ -157,30 +166,12 @@ def _stored(path: Path) -> int:
     return total
 
 
-def _memory(shape: Shape | None, config: FlowConfig) -> int | None:
+def _sides(shape: Shape | None, config: FlowConfig) -> Sides | None:
     if shape is None:
         return None
-    weights = shape.parameters * DTYPE_BYTES[config.engine.dtype]
-    # twice: the engine's own packing of the weights beside the copy that a weight update brings or a file cache holds
-    engine = int(ENGINE_GIB * GIB) + 2 * weights + int(config.engine.kv_cache_gib * GIB)
-    trainer = 0
-    if isinstance(config, RLFlowConfig | LoopConfig):
-        logits = 0 if config.rl.gradient_checkpointing else config.rl.micro_batch_tokens * shape.vocab * 4
-        models = 2 if config.rl.kl_coefficient and config.rl.lora is None else 1  # the reference beside the policy
-        trainer = config.cluster.trainer_ranks * (int(TRAINER_GIB * GIB) + logits)
-        trainer += models * shape.parameters * WEIGHT_BYTES
-        trainer += _trained(shape, config) * (TRAINING_BYTES + CHECKPOINT_BYTES)
-    elif isinstance(config, DrafterFlowConfig | QuantizeFlowConfig):
-        trainer = int(TRAINER_GIB * GIB) + 2 * weights
-    return int(SERVICES_GIB * GIB) + config.cluster.engines * engine + trainer
-
-
-def _trained(shape: Shape, config: RLFlowConfig | LoopConfig) -> int:
-    """Parameters that the trainer changes; of adapters about as many as all layers of hidden size would have."""
-    if config.rl.lora is None:
-        return shape.parameters
-    per_layer = 7 * 2 * config.rl.lora.rank * 3 * shape.hidden  # seven projections, up to three times as wide
-    return min(shape.parameters, shape.layers * per_layer)
+    if gpu_bytes() and isinstance(config, RLFlowConfig | LoopConfig):
+        return on_gpu(shape, config)
+    return on_host(shape, config)
 
 
 def _disk(shape: Shape | None, config: FlowConfig, hidden_states: int) -> int | None:
@@ -189,7 +180,7 @@ def _disk(shape: Shape | None, config: FlowConfig, hidden_states: int) -> int | 
     weights = shape.parameters * 4
     total = hidden_states + weights  # version 1 as converted
     if isinstance(config, RLFlowConfig | LoopConfig):
-        total += weights + config.rl.keep_checkpoints * _trained(shape, config) * CHECKPOINT_BYTES
+        total += weights + config.rl.keep_checkpoints * trained(shape, config) * CHECKPOINT_BYTES
     if isinstance(config, LoopConfig | QuantizeFlowConfig):
         total += weights // 2
     return total

@@ -1,5 +1,6 @@
 """The `rl` section: reinforcement learning on verifiable rewards."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -220,8 +221,14 @@ class RLConfig(Section):
     the same log-prob in whatever batch it is computed. fast: each as it is fastest."""
     micro_batch_tokens: int = Field(2048, ge=16)
     """Tokens of one forward and backward pass. The prompt of a group is counted once, padding does not occur."""
-    transport: Literal["shm"] = "shm"
-    """How weights reach the engines."""
+    transport: Literal["shm", "ipc", "nccl", "store"] = "shm"
+    """How weights reach the engines. shm: memory shared on one host; ipc: the trainer's own GPU memory, engines on the
+    same GPU; nccl: broadcast to engines on other GPUs or hosts (gloo on CPU); store: files in `transport_folder`."""
+    transport_folder: Path | None = None
+    """Folder that trainer and engines share, for transport `store`: whole versions, and between them only the values
+    that changed. By default a folder of the run's own on this host."""
+    transport_stall_s: float = Field(30.0, gt=0)
+    """A broadcast without progress for so long is given up on both sides, seconds."""
     eval_prompts: int = Field(64, ge=1)
     """Held-out prompts of each environment, scored before the first and after the last step at temperature 0. An
     environment with fewer distinct ones is scored on those."""

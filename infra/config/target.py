@@ -65,7 +65,11 @@ class EngineConfig(Section):
 class ClusterConfig(Section):
     placement: Literal["auto", "colocated", "disaggregated"] = "auto"
     """colocated: trainer and engine share devices, the engine sleeps or idles while the trainer works; disaggregated:
-    separate devices. auto: colocated on one device."""
+    separate devices. auto: by the phases of an earlier run of the target; before there is one, separate GPUs where
+    there are enough, in turn otherwise."""
+    sleep_level: Literal[0, 1, 2] = 1
+    """What a colocated engine on a GPU frees while the trainer works: 0 nothing; 1 its KV cache, and its weights to
+    host memory; 2 both, for the next update brings the weights. Needs rl.max_staleness=0; engines on CPU only idle."""
     engines: int = Field(1, ge=1)
     """Rollout engines."""
     probe_s: float = Field(5.0, gt=0)

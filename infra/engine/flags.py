@@ -46,7 +46,7 @@ def arguments(spec: EngineSpec) -> list[str]:
         flags.append(f"--kv-cache-memory-bytes={int(config.kv_cache_gib * 2**30)}")
     if spec.role.has_rl_endpoints:
         flags.append("--enable-scale-out")
-        flags.append("--weight-transfer-config=" + json.dumps({"backend": "shm"}))
+        flags.append("--weight-transfer-config=" + json.dumps({"backend": "lockstep"}))
         flags.append("--worker-extension-cls=infra.transport.worker.TransferCalls")
     if spec.role is Role.rollout:
         # The log-probs of the distribution that was sampled from: after temperature, top_k and top_p.

@@ -9,13 +9,13 @@ from infra.engine.flags import SHARED_MEMORY_VARIABLE
 
 @cache
 def register() -> None:
-    """Apply the engine's quirks and make Lockstep's weight transports known, once in a process and its forks."""
+    """Apply the engine's quirks and make Lockstep's weight transfer known, once in a process and its forks."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     from infra.engine import quirks
 
     quirks.apply()
-    WeightTransferEngineFactory.register_engine("shm", "infra.transport.shm_engine", "ShmWeightTransferEngine")
+    WeightTransferEngineFactory.register_engine("lockstep", "infra.transport.receiver", "Receiver")
     if prefix := os.environ.get(SHARED_MEMORY_VARIABLE):  # none where Lockstep's guardian is not watching
         shared_memory._SHM_NAME_PREFIX = f"/{prefix}"
         shared_memory._SHM_SAFE_NAME_LENGTH = len(prefix) + 13

@@ -1,6 +1,9 @@
 """What every transport of weights has in common: what a trainer publishes, and how an update fails."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -59,6 +62,21 @@ class Published(BaseModel):
         return sum(p.nbytes for p in self.params)
 
 
+@dataclass(frozen=True)
+class Reach:
+    """Whom a sender sends to.
+
+    folder: shared by trainer and engines; only the `store` transport needs one.
+    stall_s: a transfer that makes no progress for so many seconds is given up, on both sides.
+    """
+
+    folder: Path | None = None
+    stall_s: float = 30.0
+
+
+SAME_HOST = Reach()
+
+
 class Sender(Protocol):
     """The trainer's side of a transport. As a context manager it is closed at the end."""
 
@@ -66,10 +84,38 @@ class Sender(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, "torch.Tensor"]]) -> Published:
-        """Make these weights available to engines as `version`; what was published before is gone."""
+    def publish(self, version: int, named_tensors: Iterable[tuple[str, "torch.Tensor"]], engines: int = 1) -> Published:
+        """Make these weights available to engines as `version`; what was published before is gone.
+
+        engines: how many take it together, which only a broadcast asks.
+        Raises SyncError when a tensor holds values that are not finite.
+        """
+        ...
+
+    def offer(self, engines: int) -> Published:
+        """The version published last, for so many engines again: some were lost, or one has joined."""
         ...
 
     def close(self) -> None:
         """Free what was published."""
+        ...
+
+
+Fetch = Callable[[ParamMeta], "torch.Tensor"]
+"""A published parameter's values, on the host or the engine's device, valid while the source's context is open."""
+
+
+class Source(Protocol):
+    """The engine's side of a transport."""
+
+    def open(self, published: Published) -> AbstractContextManager[Fetch]:
+        """Reach the published bytes. Leaving the context raises if they changed meanwhile.
+
+        Raises SyncError with the cause, the sender's own where it is known.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Let go of what is kept from version to version, and stop waiting for a sender. Any thread may call it, at any
+        time."""
         ...

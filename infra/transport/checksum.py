@@ -27,7 +27,7 @@ class Margins:
         self.columns = torch.zeros(columns, dtype=torch.int32, device=device)
 
     def add(self, part: torch.Tensor, row: int = 0, column: int = 0) -> None:
-        """Add `part` [r, c], a floating-point matrix of any strides whose first value is w[row, column]."""
+        """Add `part` [r, c], a matrix of any strides whose first value is w[row, column]."""
         bits = _bits(part)
         self.rows[row : row + part.shape[0]] += bits.sum(1, dtype=torch.int32)
         self.columns[column : column + part.shape[1]] += bits.sum(0, dtype=torch.int32)
@@ -38,7 +38,7 @@ class Margins:
 
 
 def checksum(tensor: torch.Tensor) -> str:
-    """Checksum of a floating-point tensor of any shape, 16 hexadecimal digits."""
+    """Checksum of a tensor of any shape, floating point or integer, 16 hexadecimal digits."""
     matrix = as_matrix(tensor)
     margins = Margins(*matrix.shape, device=tensor.device)
     for start, block in blocks(matrix):
@@ -69,6 +69,9 @@ def blocks(matrix: torch.Tensor) -> Iterable[tuple[int, torch.Tensor]]:
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
+    if not values.is_floating_point():
+        wide = values.to(torch.int64)
+        return (wide ^ (wide >> 32)).to(torch.int32)
     flush = 0.0 if values.dtype == torch.float16 else torch.finfo(values.dtype).tiny
     # hardshrink gives +0 for everything in [-flush, flush] and keeps the rest, NaN included; float32's smallest normal
     # number itself is in the interval, which costs nothing.

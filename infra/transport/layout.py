@@ -23,7 +23,7 @@ class Piece:
 
 @dataclass
 class Destination:
-    """One parameter of the engine's model.
+    """One parameter, or saved buffer, of the engine's model.
 
     module, attribute: the parameter is `module.attribute`.
     shape, dtype: in checkpoint format (a packed matrix is gone from the module).
@@ -41,12 +41,15 @@ class Destination:
     kernel: bool = False
 
     @property
-    def parameter(self) -> nn.Parameter:
+    def parameter(self) -> torch.Tensor:
         return getattr(self.module, self.attribute)
 
 
-def destinations(model: nn.Module) -> list[Destination]:
-    """Every parameter of a vLLM model, tied heads apart from their embedding.
+def destinations(model: nn.Module, target: nn.Module | None = None) -> list[Destination]:
+    """Every parameter and every saved buffer of a vLLM model, tied heads apart from their embedding.
+
+    target: of a drafter, whose modules may be the target's own; they are left out. Buffers whose name begins with an
+    underscore are the engine's own, such as scales of its cache.
 
     Raises SyncError when a layer is quantized, or holds its weights in a way that is not known here.
     """
@@ -55,12 +58,14 @@ def destinations(model: nn.Module) -> list[Destination]:
     found: list[Destination] = []
     first: dict[int, str] = {}
     heads = _heads(model)
+    foreign = {id(module) for module in target.modules()} if target is not None else set()
     for path, module in model.named_modules(remove_duplicate=False):
-        if not module._parameters:
+        held = module._parameters | _saved_buffers(module)
+        if not held or id(module) in foreign:
             continue
         _refuse_quantized(path, module)
         metas = get_layerwise_info(module).restore_metadata[0]
-        for attribute, parameter in module._parameters.items():
+        for attribute, parameter in held.items():
             if parameter is None:
                 continue
             name = f"{path}.{attribute}"
@@ -85,6 +90,11 @@ def destinations(model: nn.Module) -> list[Destination]:
                 )
             )
     return found
+
+
+def _saved_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    unsaved = module._non_persistent_buffers_set
+    return {n: b for n, b in module._buffers.items() if n not in unsaved and not n.startswith("_")}
 
 
 def _heads(model: nn.Module) -> dict[int, str]:

@@ -76,37 +76,48 @@ class Reader:
     """
 
     def __init__(self, location: str, version: int) -> None:
-        path, _, token = location.partition("?token=")
+        self.location = location
+        self._path, _, token = location.partition("?token=")
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise SharedMemoryError(
-                f"the published weights are gone ({path}: {error.strerror}): did the trainer die?"
-            ) from error
+            raise self._gone(error) from error
         try:
             size = os.fstat(fd).st_size
             if size < HEADER_BYTES:
-                raise SharedMemoryError(f"{path} is not memory of a trainer: another process took the trainer's place")
+                raise SharedMemoryError(
+                    f"{self._path} is not memory of a trainer: another process took the trainer's place"
+                )
             self._map = mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(fd)
-        self._token, self._version = bytes.fromhex(token), version
-        self._generation = self.check()
+        self._token = bytes.fromhex(token)
+        self.begin(version)
         self.data = memoryview(self._map)[HEADER_BYTES:]
 
+    def begin(self, version: int) -> None:
+        """Read `version` from now on. Raises SharedMemoryError when the memory holds another, or its owner is gone."""
+        try:
+            os.stat(self._path)
+        except OSError as error:
+            raise self._gone(error) from error
+        self._version, self._generation = version, None
+        self._generation = self.check()
+
     def check(self) -> int:
-        """Make sure that the memory still holds the announced version; its generation.
+        """Make sure that the memory still holds the announced version, untouched since `begin`; its generation.
 
         Raises SharedMemoryError otherwise.
         """
         magic, token, generation, version = _HEADER.unpack_from(self._map)
         if magic != _MAGIC or token != self._token:
             raise SharedMemoryError("the published memory is not the one announced: another process took its place")
-        if version != self._version or generation != getattr(self, "_generation", generation):
+        if version != self._version or self._generation not in (None, generation):
             found = "is being rewritten" if version < 0 else f"holds version {version}"
             raise SharedMemoryError(f"version {self._version} was announced, but the published memory {found}")
         return generation
 
-    def close(self) -> None:
-        """Unmap, as soon as no tensor views it any more."""
-        self.data = self._map = None
+    def _gone(self, error: OSError) -> SharedMemoryError:
+        return SharedMemoryError(
+            f"the published weights are gone ({self._path}: {error.strerror}): did the trainer die?"
+        )

@@ -1,119 +1,68 @@
 """The engine's side of every transport, in vLLM's weight-transfer API.
 
-An update is prepared beside the running model, in a thread: bytes are fetched, matrices packed, and everything that was
-made is read back and compared with the trainer's checksums. Only then does `finish_weight_update` put it in place: on
-CPU by exchanging references, so that an engine has all of the old weights or all of the new ones.
+An update is prepared beside the running model, in a thread: bytes are fetched and compared with the trainer's
+checksums, matrices packed and tried against them. Only then does `finish_weight_update` put it in place, so that an
+engine has all of the old weights or all of the new ones.
 """
 
 import threading
 import time
-from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 from infra.transport import packed
 from infra.transport.announced import check_arrived, check_params
-from infra.transport.base import ParamMeta, Published, SyncError
+from infra.transport.base import Fetch, Published, Source, SyncError
 from infra.transport.checksum import checksum
 from infra.transport.layout import Destination, destinations
-
-Fetch = Callable[[ParamMeta], torch.Tensor]
-"""A published parameter's values, on the host or the engine's device, valid while the transport's context is open."""
-
-
-@dataclass
-class InitInfo(WeightTransferInitInfo):
-    """A sender introduces itself (fields as in `Published`)."""
-
-    sender: str
-    sender_epoch: int
-
-
-@dataclass
-class UpdateInfo(WeightTransferUpdateInfo):
-    """Which version to take: the fields of `Published`."""
-
-    published: dict[str, Any]
-
-
-@dataclass
-class _Staged:
-    """What will take a destination's place: new values of its parameter, a new kernel, or both."""
-
-    destination: Destination
-    values: torch.Tensor | None = None
-    kernel: packed.Kernel | None = None
-    checksums: dict[str, str] = field(default_factory=dict)
-
-
-class _Update:
-    """One update on its way."""
-
-    def __init__(self, published: Published) -> None:
-        self.published = published
-        self.metas = {meta.name: meta for meta in published.params}
-        self.state = "staging"
-        self.error = ""
-        self.cancelled = False
-        self.staged: list[_Staged] = []
-        self.seconds = {"transfer_s": 0.0, "finalize_s": 0.0, "verify_s": 0.0}
-        self.thread: threading.Thread | None = None
-
-    def timed(self, name: str, started: float) -> float:
-        now = time.monotonic()
-        self.seconds[name] += now - started
-        return now
+from infra.transport.place import put_in_place
+from infra.transport.transports import make_source
+from infra.transport.update import InitInfo, Staged, Update, UpdateInfo
 
 
 class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Base of the engine sides: a subclass says only how published bytes are reached."""
+    """Takes versions of the target's weights, and of its drafter's, over whatever transport each was published."""
 
-    transport: str
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
     defers_processing = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.sender, self.sender_epoch = "", 0
-        self.version: int | None = None
-        self._update: _Update | None = None
+        self.followed: dict[str, InitInfo] = {}
+        """Whose versions are taken, by model: target or drafter."""
+        self.versions: dict[str, int] = {}
+        """Version in place, by model."""
+        self._sources: dict[str, Source] = {}
+        self._update: Update | None = None
         self._checked: dict[int, tuple[packed.Kernel, dict[str, str]]] = {}
         self._spare: dict[tuple[int, str], torch.Tensor] = {}
-
-    @abstractmethod
-    def open(self, published: Published) -> AbstractContextManager[Fetch]:
-        """Reach the published bytes. Leaving the context raises if they changed meanwhile."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Follow a sender from now on, whatever its versions.
 
         Raises SyncError when a newer sender is followed already.
         """
-        if init_info.sender_epoch < self.sender_epoch:
+        followed = self.followed.get(init_info.model)
+        if followed and init_info.sender_epoch < followed.sender_epoch:
             raise SyncError("a newer trainer has taken over this engine: stop the older one")
         if self.parallel_config.world_size > 1:
             raise SyncError(
-                f"the engine is spread over {self.parallel_config.world_size} workers: the {self.transport} transport "
-                f"reaches engines of one; set engine.tensor_parallel=1"
+                f"the engine is spread over {self.parallel_config.world_size} workers: weight updates reach engines of "
+                f"one; set engine.tensor_parallel=1"
             )
         if self.device.type == "cpu" and not self.model_config.enforce_eager:
             raise SyncError(
                 "a compiled model on CPU holds its packed matrices in the compiled code, where an update cannot reach "
                 "them: start rollout engines with engine.eager=true"
             )
-        if init_info.sender != self.sender:
-            self.version = None
-        self.sender, self.sender_epoch = init_info.sender, init_info.sender_epoch
+        if not followed or init_info.sender != followed.sender:
+            self.versions.pop(init_info.model, None)
+            for source in self._sources.values():
+                source.forget()
+        self.followed[init_info.model] = init_info
 
     def start_weight_update(self) -> None:
         if self._update and self._update.state == "staging":
@@ -125,8 +74,8 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         Raises SyncError when the version is not newer, or names, shapes or types do not fit.
         """
-        update = _Update(Published.model_validate(update_info.published))
-        plan = destinations(self.model)
+        update = Update(Published.model_validate(update_info.published), self._name())
+        plan = self._destinations(self.model)
         self._check_order(update.published)
         check_params(update.metas, plan)
         self._update = update
@@ -136,15 +85,14 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     def finish_weight_update(self) -> None:
         """Put what was prepared in place.
 
-        Raises SyncError unless the preparation succeeded.
+        Raises SyncError unless the preparation succeeded; the old weights are in place then.
         """
         update = self._update
         if update is None or update.state != "ready":
             raise SyncError(f"no update is ready: {update.error or update.state if update else 'none was announced'}")
-        for staged in update.staged:
-            self._put_in_place(staged)
-        self._checked = {id(s.destination.module): (s.kernel, s.checksums) for s in update.staged if s.kernel}
-        self.version = update.published.version
+        put_in_place(update.staged, self._spare)
+        self._checked |= {id(s.destination.module): (s.kernel, s.checksums) for s in update.staged if s.kernel}
+        self.versions[update.model] = update.published.version
         update.state, update.staged = "finished", []
 
     def abandon(self) -> None:
@@ -152,24 +100,27 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         update, self._update = self._update, None
         if update:
             update.cancelled = True
+            if update.state == "staging":
+                self._source(update.published.transport).forget()  # so that it waits for nobody
             update.thread.join()
 
     def status(self) -> dict[str, Any]:
-        """Who is followed, the version in place, and the update on its way with its seconds so far."""
+        """Who is followed and the version in place, by model, and the update on its way with its seconds so far."""
         update = self._update
-        status = {"sender": self.sender, "version": self.version, "state": "idle", "error": ""}
+        senders = {model: info.sender for model, info in self.followed.items()}
+        status = {"senders": senders, "versions": self.versions, "state": "idle", "error": ""}
         if update:
             status |= {"state": update.state, "error": update.error} | update.seconds
         return status
 
-    def checksums(self) -> dict[str, dict[str, str]]:
-        """What the model computes with now: name to `checksum`, and to `source` where the parameter is tied to another.
+    def checksums(self, model: torch.nn.Module) -> dict[str, dict[str, str]]:
+        """What `model`, target or drafter, computes with now: name to `checksum`, and to `source` where it is tied.
 
         Packed matrices are read through their layer; a kernel that was read once is not read again, since it cannot
         change, but one that took its place behind our back is.
         """
         found = {}
-        for destination in destinations(self.model):
+        for destination in self._destinations(model):
             for name, digest in self._read(destination).items():
                 found[name] = {"checksum": digest} | ({"source": destination.source} if destination.source else {})
         return found
@@ -180,11 +131,13 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     # Preparation, in the update's thread
 
     @torch.no_grad()
-    def _prepare(self, update: _Update, plan: list[Destination]) -> None:
+    def _prepare(self, update: Update, plan: list[Destination]) -> None:
         try:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
-            with self.open(update.published) as fetch:
+            started = time.monotonic()
+            with self._source(update.published.transport).open(update.published) as fetch:
+                update.timed("transfer_s", started)
                 values: dict[int, torch.Tensor] = {}
                 for destination in plan:
                     if update.cancelled:
@@ -198,12 +151,10 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             update.error = str(error) if isinstance(error, SyncError) else f"{type(error).__name__}: {error}"
             update.state = "failed"
 
-    def _stage(
-        self, update: _Update, destination: Destination, fetch: Fetch, values: dict[int, torch.Tensor]
-    ) -> _Staged:
+    def _stage(self, update: Update, destination: Destination, fetch: Fetch, values: dict[int, torch.Tensor]) -> Staged:
         """values: new values of parameters staged so far, by id, for what is tied to them."""
         started = time.monotonic()
-        staged = _Staged(destination)
+        staged = Staged(destination)
         parameter = destination.parameter
         if id(parameter) not in values:
             values[id(parameter)] = self._assemble(update, destination, fetch)
@@ -218,17 +169,14 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
                     f"vLLM did not pack {destination.pieces[0].name}, though it did when the model was loaded"
                 )
             started = update.timed("finalize_s", started)
-            staged.checksums = packed.read_back(
-                staged.kernel, matrix, destination.shape, destination.dtype, destination.pieces
-            )
-        else:
-            staged.checksums = _checksums(matrix, destination)
+            packed.check_packing(staged.kernel, matrix, destination.pieces[0].name, update.published.version)
+        staged.checksums = _checksums(matrix, destination)
         if not parameter.numel():
             del values[id(parameter)]
         update.timed("verify_s", started)
         return staged
 
-    def _assemble(self, update: _Update, destination: Destination, fetch: Fetch) -> torch.Tensor:
+    def _assemble(self, update: Update, destination: Destination, fetch: Fetch) -> torch.Tensor:
         """The destination's values, joined and padded, in memory of the engine's own."""
         parameter = destination.parameter
         if parameter.numel():
@@ -251,16 +199,8 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     # The model
 
-    def _put_in_place(self, staged: _Staged) -> None:
-        destination, parameter = staged.destination, staged.destination.parameter
-        if staged.values is not None:
-            if parameter.device.type == "cpu":
-                self._spare[id(destination.module), destination.attribute] = parameter.data
-                parameter.data = staged.values
-            else:
-                parameter.data.copy_(staged.values)  # graphs hold its address
-        if staged.kernel is not None:
-            destination.module.cpu_linear = staged.kernel
+    def _destinations(self, model: torch.nn.Module) -> list[Destination]:
+        return destinations(model, None if model is self._default_model else self._default_model)
 
     def _read(self, destination: Destination) -> dict[str, str]:
         if not destination.kernel:
@@ -276,17 +216,22 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         return checksums
 
     def _check_order(self, published: Published) -> None:
-        if published.transport != self.transport:
-            raise SyncError(
-                f"the engine receives over {self.transport}, the weights were published over {published.transport}"
-            )
-        if published.sender != self.sender:
+        followed, version = self.followed.get(self._name()), self.versions.get(self._name())
+        if not followed or published.sender != followed.sender:
             raise SyncError(
                 "the weights come from a trainer that has not introduced itself, or that another has replaced"
             )
-        if self.version is not None and published.version <= self.version:
-            how = "has arrived before" if published.version == self.version else "is older than what the engine serves"
-            raise SyncError(f"version {published.version} {how} (version {self.version})")
+        if version is not None and published.version <= version:
+            how = "has arrived before" if published.version == version else "is older than what the engine serves"
+            raise SyncError(f"version {published.version} {how} (version {version})")
+
+    def _name(self) -> str:
+        return "target" if self.model is self._default_model else "drafter"
+
+    def _source(self, transport: str) -> Source:
+        if transport not in self._sources:
+            self._sources[transport] = make_source(transport, self.device)
+        return self._sources[transport]
 
 
 def _checksums(values: torch.Tensor, destination: Destination) -> dict[str, str]:

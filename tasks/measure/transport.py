@@ -5,14 +5,16 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from pydantic import Field
 
 from infra.config.base import Section
 from infra.config.flows import FlowConfig
+from infra.transport.transports import TRANSPORTS
 from tasks.evaluate.measurement import Line, Measured, MeasureError, Picture
+from tasks.measure.fabric import Fleet, fit, plan
 from tasks.measure.weights import Weights, ceiling_s, random_model
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ PARTS = ("publish_s", "prepare_s", "pause_s", "transfer_s", "finalize_s", "verif
 
 
 class TransportOptions(Section):
-    transports: list[str] = ["shm"]
+    transports: list[str] = list(TRANSPORTS)
     """Transports to compare."""
     sizes: list[float] = Field([], max_length=8)
     """Models of random weights to move beside the target, billions of parameters."""
@@ -33,6 +35,24 @@ class TransportOptions(Section):
     """Move the target's own weights."""
     repeats: int = Field(5, ge=1, le=100)
     """Updates of each model; figures are their medians. One more goes before, to warm up."""
+    plan: bool = False
+    """Size the fabric of a fleet from what was measured; measure at least two --sizes for it."""
+    plan_parameters: float = Field(8.0, gt=0)
+    """The fleet's model, billions of parameters."""
+    plan_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """The fleet's weight type."""
+    plan_engines: int = Field(8, ge=1)
+    """Engines of the fleet."""
+    plan_steps_per_hour: float = Field(60.0, gt=0)
+    """RL steps an hour; each ends with an update."""
+    plan_wait_share: float = Field(0.05, gt=0, lt=1)
+    """Largest share of a step that may be spent on its update."""
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet(
+            self.plan_parameters, self.plan_dtype, self.plan_engines, self.plan_steps_per_hour, self.plan_wait_share
+        )
 
 
 class TransportMeasurement:
@@ -53,10 +73,13 @@ class TransportMeasurement:
                 folder = random_model(billions, config.engine.dtype, Path(scratch))
                 models.append((folder.name, folder, True))
             for name, folder, random in models:
-                for transport, line, found in self._one_model(name, folder, random, config, options, say):
+                for transport, line, found in self._one_model(
+                    name, folder, random, config, options, Path(scratch), say
+                ):
                     table.append(line)
                     rows += _rows(transport, name, line, found)
-        return Measured(rows, table, _findings(table), _pictures(table))
+        plan_rows, plan_findings = _plans(table, options.fleet) if options.plan else ([], [])
+        return Measured(rows + plan_rows, table, _findings(table) + plan_findings, _pictures(table))
 
     def _one_model(
         self,
@@ -65,6 +88,7 @@ class TransportMeasurement:
         random: bool,
         config: FlowConfig,
         options: TransportOptions,
+        scratch: Path,
         say: Callable[[str], None],
     ):
         """(transport, line of the table, reports of its updates) of every transport."""
@@ -77,25 +101,26 @@ class TransportMeasurement:
         engine_config = config.engine.model_copy(update={"extra_flags": [*config.engine.extra_flags, *flags]})
         spec = EngineSpec(model=folder, role=Role.rollout, config=engine_config)
         say(f"{name}: starting an engine for {weights.nbytes / GB:.3g} GB of weights")
-        with start(spec, folder.parent, say) as engine:
+        with start(spec, scratch, say) as engine:
             for transport in options.transports:
                 say(f"{name}: {options.repeats} updates over {transport}")
                 copy_s = ceiling_s(weights.nbytes, options.repeats)
-                found = asyncio.run(_updates(engine.handle(), transport, weights, options.repeats))
+                found = asyncio.run(_updates(engine.handle(), transport, weights, options.repeats, scratch))
                 yield transport, _line(name, transport, weights, copy_s, found), found
 
 
 async def _updates(
-    handle: "EngineHandle", transport: str, weights: Weights, repeats: int
+    handle: "EngineHandle", transport: str, weights: Weights, repeats: int, folder: Path
 ) -> list[tuple[float, "SyncReport"]]:
     """(seconds to publish, report) of each update but the first."""
     from infra.engine.client import EngineClient
-    from infra.transport.senders import make_sender
+    from infra.transport.base import Reach
     from infra.transport.sync import sync
+    from infra.transport.transports import make_sender
 
     found = []
     async with EngineClient(handle) as client:
-        with make_sender(transport, weights.dtype) as sender:
+        with make_sender(transport, weights.dtype, Reach(folder=folder)) as sender:
             for version in range(1, repeats + 2):
                 weights.change()
                 published = sender.publish(version, weights.tensors.items())
@@ -169,6 +194,23 @@ def _findings(table: list[dict]) -> list[str]:
         f"the engine paused for {1e3 * line['pause, s']:.0f} ms."
         for line in table
     ]
+
+
+def _plans(table: list[dict], fleet: Fleet) -> tuple[list[dict], list[str]]:
+    """Evidence and a sentence for each transport."""
+    from tasks.evaluate.evidence import row
+
+    rows, sentences = [], []
+    for transport in dict.fromkeys(line["transport"] for line in table):
+        lines = [line for line in table if line["transport"] == transport]
+        whole = [(line["GB"], line["publish, s"] + line["prepare, s"] + line["pause, s"]) for line in lines]
+        figures, sentence = plan(fleet, transport, fit(whole), fit([(line["GB"], line["pause, s"]) for line in lines]))
+        sentences.append(sentence)
+        for figure, value in figures.items():
+            unit = "share" if "share" in figure else {"gb": "GB", "_s": "s"}.get(figure[-2:], "GB/s")
+            unit = "GB/s" if figure.endswith("gb_per_s") else unit
+            rows.append(row(figure, value, n=len(lines), unit=unit, domain=transport, subject=f"transport:{transport}"))
+    return rows, sentences
 
 
 def _pictures(table: list[dict]) -> list[Picture]:

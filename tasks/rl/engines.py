@@ -1,7 +1,7 @@
 """The rollout engines of one run: as many as were asked for last, all with the weights that were sent last."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from infra.services.progress import report
 from infra.transport.base import Published, SyncError
 from infra.transport.sync import SyncReport, sync
 
+Offer = Callable[[int], Awaitable[Published]]
+
 OBEY_S = 1.0
 """How often a run looks whether it was asked for more or fewer engines, seconds."""
 
@@ -26,7 +28,7 @@ class RolloutEngines:
     """Async context manager. base: the model they start with. folder: of the run. reserve: devices of each engine.
 
     fleet: where work is done. Entering starts them and returns at once. updating(engine): a context in which an engine
-    takes new weights.
+    takes new weights. sleep_level: what `rest` frees, 0 nothing.
     """
 
     def __init__(
@@ -37,10 +39,12 @@ class RolloutEngines:
         reserve: Resources,
         updating: Callable[[Engine], AbstractContextManager],
         speculation: Speculation | None = None,
+        sleep_level: int = 0,
     ):
         self._config, self._control, self._updating = config, Control(folder), updating
+        self._sleep_level, self._asleep = sleep_level, False
         self._lines: list[str] = []
-        self._published: Published | None = None
+        self._offer: Offer | None = None
         spec = EngineSpec(
             model=base,
             role=Role.rollout,
@@ -69,37 +73,57 @@ class RolloutEngines:
         await asyncio.gather(self._obeying, return_exceptions=True)
         await self.fleet.__aexit__(*error)
 
-    async def send(self, publish: Callable[[], Awaitable[Published]]) -> tuple[Published, SyncReport | None]:
+    async def rest(self) -> None:
+        """Let the engines free their memory for the trainer. They have nothing to do; the next version wakes them."""
+        if self._sleep_level:
+            async with self.fleet.weights():
+                self._asleep = True
+                await asyncio.gather(*(client.sleep(self._sleep_level) for client in self.fleet.clients))
+
+    async def send(self, publish: Offer, again: Offer) -> tuple[Published, SyncReport | None]:
         """Publish a version and bring all engines to it; those that join later start from it.
 
+        publish, again: offer the version to a number of engines, at first and whenever that number changes.
         An engine that dies of it is lost, and the others are brought there all the same; the report is None when none
         was left to measure. Raises SyncError when an update fails and no engine is to blame.
         """
         async with self.fleet.weights():
-            published = await publish()
-            self._published = published
+            published = await publish(len(self.fleet.engines))
+            self._offer = again
             with ExitStack() as stack:
                 for engine in self.fleet.engines:
                     stack.enter_context(self._updating(engine))
-                return published, await self._bring(published)
+                told = await self._bring(published, len(self.fleet.engines))
+            self._asleep = False
+            return published, told
 
-    async def _bring(self, published: Published) -> SyncReport | None:
-        told = None
+    async def _bring(self, published: Published, count: int) -> SyncReport | None:
+        """count: of engines that `published` was offered to."""
+        told, offered = None, published
         while engines := list(self.fleet.engines):
             try:
                 has = await asyncio.gather(*(engine.client.weight_version() for engine in engines))
-                behind = [e for e, version in zip(engines, has, strict=True) if version != str(published.version)]
+                behind = [e.client for e, v in zip(engines, has, strict=True) if v != str(published.version)]
                 if not behind:
                     break
-                told = await sync([engine.client for engine in behind], published, in_flight="keep")
+                if offered is None or len(behind) != count:
+                    offered = await self._offer(len(behind))
+                taken, offered = offered, None  # tried again, it is offered again
+                await self._wake(behind, "weights")  # not yet the cache: both versions of the weights need room
+                told = await sync(behind, taken, in_flight="keep")
+                await self._wake(behind, "kv_cache")
             except (SyncError, EngineError):
                 if not await self.fleet.bury(engines):
                     raise
         return told
 
+    async def _wake(self, clients: Sequence[EngineClient], what: str) -> None:
+        if self._asleep:
+            await asyncio.gather(*(client.wake_up([what]) for client in clients))
+
     async def _welcome(self, client: EngineClient) -> None:
-        if self._published is not None:
-            await sync([client], self._published, in_flight="keep")
+        if self._offer is not None:
+            await sync([client], await self._offer(1), in_flight="keep")
 
     def _tell(self, line: str) -> None:
         report(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infra.cluster.placement import Placement
 from infra.cluster.session import session
 from infra.config.rl import RLConfig
-from infra.transport.base import Published
+from infra.transport.base import Published, Reach
 from tasks.rl.errors import TrainerError
 from tasks.rl.worker import TrainerWorker
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 class RemoteTrainer:
     """`ranks` actors, placed as `where` says, which begin at once to load the model in `base`.
 
-    engine_dtype: the engines' weight type. Every method raises what a rank raised, without Ray's wrapping, and
-    TrainerError when a rank's process has died.
+    engine_dtype: the engines' weight type. reach: how their weights reach them. Every method raises what a rank raised,
+    without Ray's wrapping, and TrainerError when a rank's process has died.
     """
 
-    def __init__(self, base: Path, config: RLConfig, engine_dtype: str, where: Placement, ranks: int):
+    def __init__(self, base: Path, config: RLConfig, engine_dtype: str, reach: Reach, where: Placement, ranks: int):
         self._actors = [
             session().actor(
                 TrainerWorker,
                 base,
                 config,
                 engine_dtype,
+                reach,
                 rank,
                 ranks,
                 cpus=where.trainer.cpus,
@@ -53,9 +54,13 @@ class RemoteTrainer:
         shared = ray.put(batch)
         return (await _all([actor.step.remote(shared) for actor in self._actors]))[0]
 
-    async def publish(self, version: int) -> Published:
-        """Offer the current weights to the engines as `version`."""
-        return (await _all([actor.publish.remote(version) for actor in self._actors]))[0]
+    async def publish(self, version: int, engines: int) -> Published:
+        """Offer the current weights as `version` to so many engines."""
+        return (await _all([actor.publish.remote(version, engines) for actor in self._actors]))[0]
+
+    async def offer(self, engines: int) -> Published:
+        """Offer the version published last to so many engines again."""
+        return (await _all([self._actors[0].offer.remote(engines)]))[0]
 
     async def snapshot(self) -> None:
         """Copy the state for `write`, in the memory of each rank's host."""

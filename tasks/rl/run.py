@@ -8,8 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from infra.cluster.placement import Resources, place
-from infra.cluster.session import session
+from infra.cluster.placement import Resources
 from infra.config.flows import RLFlowConfig
 from infra.config.rl import VerifiersEnvironment
 from infra.engine.load import LoadMeter
@@ -18,7 +17,7 @@ from infra.engine.spec import Speculation
 from infra.services.progress import report
 from infra.services.runs import config_digest
 from infra.services.spans import Spans
-from infra.transport.base import Published
+from infra.transport.base import Published, Reach
 from tasks.rl.checkpoint import Checkpoints
 from tasks.rl.engines import RolloutEngines
 from tasks.rl.environments.base import Problem
@@ -31,6 +30,7 @@ from tasks.rl.held_out import Examination, paired
 from tasks.rl.journal import Journal
 from tasks.rl.live import Sampling
 from tasks.rl.mismatch import past
+from tasks.rl.placing import choose_place, sleep_level
 from tasks.rl.playing import Players
 from tasks.rl.remote import RemoteTrainer
 from tasks.rl.result import ROLLOUTS, STEPS, TIMELINE, RLResult
@@ -84,11 +84,12 @@ class _PolicyRun:
         self.sampling = Sampling(self.rl)
 
     def train(self) -> RLResult:
-        where = place(self.config.cluster, self.config.engine, session().resources())
+        where = choose_place(self.config)
         self.placement = where.mode
         # loads the model while the engines start
+        reach = Reach(self.rl.transport_folder or self.workdir, self.rl.transport_stall_s)
         self.trainer = RemoteTrainer(
-            self.base, self.rl, self.config.engine.dtype, where, self.config.cluster.trainer_ranks
+            self.base, self.rl, self.config.engine.dtype, reach, where, self.config.cluster.trainer_ranks
         )
         return asyncio.run(self._train(where.engine))
 
@@ -99,6 +100,7 @@ class _PolicyRun:
                 self.config,
                 self.workdir,
                 reserve,
+                sleep_level=sleep_level(self.config, self.placement),
                 updating=lambda engine: self.timeline.working(f"engine {engine.number}", "sync"),
                 speculation=self.drafter,
             )
@@ -196,6 +198,7 @@ class _PolicyRun:
         self.checkpoints.check()
         with self.spans.measure("engine"), self.sampling.awaited(step):
             collected = await rounds.collect(step)
+            await self.engines.rest()
         waited_s = time.monotonic() - start
         admitted = admit(collected.groups, version=step, max_staleness=self.rl.max_staleness)
         credits = credit(admitted.groups, self.rl)
@@ -245,12 +248,12 @@ class _PolicyRun:
         self.on_step(step + 1, row)
 
     async def _broadcast(self, version: int) -> dict[str, float]:
-        async def publish() -> Published:
+        async def publish(engines: int) -> Published:
             with self.spans.measure("trainer"), self.timeline.working("trainer", "sync"):
-                return await self.trainer.publish(version)
+                return await self.trainer.publish(version, engines)
 
         start, trainer_s = time.monotonic(), self.spans.seconds["trainer"]
-        published, synced = await self.engines.send(publish)
+        published, synced = await self.engines.send(publish, self.trainer.offer)
         self.spans.seconds["sync"] += time.monotonic() - start - (self.spans.seconds["trainer"] - trainer_s)
         told = synced.model_dump() if synced else {}
         parts = ("prepare_s", "pause_s", "transfer_s", "finalize_s", "verify_s", "bytes")

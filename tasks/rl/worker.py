@@ -4,20 +4,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.config.rl import RLConfig
-from infra.transport.base import Published
+from infra.transport.base import Published, Reach
 
 if TYPE_CHECKING:
     from tasks.rl.batch import TrainingBatch
 
 
 class TrainerWorker:
-    """base: model folder where the run starts. engine_dtype: the engines' weight type. rank: of `world`, from 0.
+    """base: model folder where the run starts. engine_dtype: the engines' weight type. reach: of the engines. rank: of
+    `world`, from 0.
 
-    `begin` comes first: only there is torch imported. Every method but `meet` and `write` is called on all ranks.
+    `begin` comes first: only there is torch imported. Every method but `meet`, `offer` and `write` is called on all
+    ranks.
     """
 
-    def __init__(self, base: Path, config: RLConfig, engine_dtype: str, rank: int, world: int):
-        self._base, self._config, self._engine_dtype = base, config, engine_dtype
+    def __init__(self, base: Path, config: RLConfig, engine_dtype: str, reach: Reach, rank: int, world: int):
+        self._base, self._config, self._engine_dtype, self._reach = base, config, engine_dtype, reach
         self._rank, self._world = rank, world
 
     def meet(self) -> str:
@@ -33,7 +35,7 @@ class TrainerWorker:
         """Load the model, together with the other ranks where the first one has said where to meet.
 
         Raises TrainerError when it cannot be trained."""
-        from infra.transport.senders import make_sender
+        from infra.transport.transports import make_sender
         from tasks.rl.ranks import Ranks
         from tasks.rl.trainer import Trainer
 
@@ -42,20 +44,24 @@ class TrainerWorker:
             ranks.connect(self._store if self._rank == 0 else _store_at(meeting))
         self._trainer = Trainer(self._base, self._config, ranks)
         if self._rank == 0:
-            self._sender = make_sender(self._config.transport, self._engine_dtype)
+            self._sender = make_sender(self._config.transport, self._engine_dtype, self._reach)
 
     def step(self, batch: "TrainingBatch") -> dict[str, float]:
         """`Trainer.step`."""
         return self._trainer.step(batch)
 
-    def publish(self, version: int) -> Published | None:
-        """Offer the current weights to the engines as `version`. The first rank gathers and sends them."""
+    def publish(self, version: int, engines: int) -> Published | None:
+        """Offer the current weights as `version` to so many engines. The first rank gathers and sends them."""
         weights = self._trainer.named_weights()
         if self._rank == 0:
-            return self._sender.publish(version, weights)
+            return self._sender.publish(version, weights, engines)
         for _ in weights:
             pass
         return None
+
+    def offer(self, engines: int) -> Published:
+        """Offer the version published last once more. Of the first rank."""
+        return self._sender.offer(engines)
 
     def snapshot(self) -> None:
         """Copy the state for `write`."""

@@ -18,6 +18,7 @@ from infra.config.flows import RLFlowConfig
 from infra.config.target import ClusterConfig
 from infra.engine.errors import EngineError
 from infra.services.runs import claim, read
+from infra.transport.base import Published
 from infra.transport.shm import ShmSender
 from tasks.rl.engines import RolloutEngines
 
@@ -71,10 +72,13 @@ def test_requests_outlive_their_engine_and_engines_join_and_leave(
             with ShmSender("float32") as sender:
                 version = 7
 
-                async def publish():
-                    return sender.publish(version, load_file(tiny_llama / "model.safetensors").items())
+                async def publish(count: int) -> Published:
+                    return sender.publish(version, load_file(tiny_llama / "model.safetensors").items(), count)
 
-                await engines.send(publish)
+                async def again(count: int) -> Published:
+                    return sender.offer(count)
+
+                await engines.send(publish, again)
                 started = asyncio.Event()
                 working = asyncio.create_task(generate(16, fleet, started))
                 await started.wait()
@@ -89,7 +93,7 @@ def test_requests_outlive_their_engine_and_engines_join_and_leave(
                 for process in processes_of(fleet.engines[0]):  # just before it is sent new weights
                     process.send_signal(signal.SIGKILL)
                 version = 8
-                assert (await engines.send(publish))[1] is None
+                assert (await engines.send(publish, again))[1] is None
                 assert "engine 4 serves\n2 engines serve\n" in await scale(2)
                 assert [await engine.client.weight_version() for engine in fleet.engines] == ["8", "8"]
 

@@ -141,7 +141,9 @@ def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
     model, prompts = letters
     # a low rate: what the policy moves in two steps counts as mismatch, and must not reach the bound that stops a run
     carried = dict(oversampling=1.25, stragglers="carry")  # what a step leaves goes on under the next weights
-    config = settings(prompts, steps=8, max_staleness=2, max_new_tokens=8, checkpoint_every=8, lr=1e-3, **carried)
+    config = settings(
+        prompts, steps=8, max_staleness=2, max_new_tokens=8, checkpoint_every=8, lr=1e-3, transport="store", **carried
+    )
     table = steps(train_policy(model, config, tmp_path))
     assert table["staleness_max"].max() in (1, 2)
     assert (table["stale"] == 0).all() and (table["groups"] == 16).all()

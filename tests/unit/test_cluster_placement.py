@@ -1,7 +1,10 @@
 import pytest
 
-from infra.cluster.placement import Placement, PlacementError, Resources, place
+from infra.cluster.phases import Phases, measured_phases
+from infra.cluster.placement import Placement, PlacementError, Resources, Work, place
+from infra.config.flows import RLFlowConfig
 from infra.config.target import ClusterConfig, EngineConfig
+from infra.services import runs
 
 TWO_CPUS = Resources(cpus=2)
 
@@ -46,3 +49,41 @@ def test_auto_separates_when_there_are_gpus_enough(gpus, mode):
         assert engine == trainer == 1
     else:  # both fit on a GPU, two ranks do not
         assert engine + trainer <= 1 < 2 * trainer
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "rollout_s", "trainer_s", "mode", "words"),
+    [
+        (True, 12.0, 8.0, "disaggregated", "rollouts 12.0 s, training 8.0 s; separate pools make a step 1.67 times"),
+        (True, 12.0, 0.5, "colocated", "1.04 times as fast, one of them idle for 96%"),
+        (False, 12.0, 8.0, "colocated", "rl.max_staleness=0, so that separate pools would idle"),
+    ],
+)
+@pytest.mark.parametrize("have", [Resources(cpus=4), Resources(8, 2)])
+def test_auto_chooses_by_what_an_earlier_run_took(have, asynchronous, rollout_s, trainer_s, mode, words):
+    work = Work(asynchronous, Phases(run="rl-1", rollout_s=rollout_s, trainer_s=trainer_s))
+    got = place(ClusterConfig(), EngineConfig(), have, work)
+    assert got.mode == mode and words in got.reason and "rl-1" in got.reason
+
+
+def test_auto_stays_in_turn_where_there_are_too_few_devices_and_a_choice_of_the_users_stands():
+    work = Work(True, Phases(run="rl-1", rollout_s=10, trainer_s=10))
+    got = place(ClusterConfig(), EngineConfig(), TWO_CPUS, work)
+    assert got.mode == "colocated" and "4 CPUs, 2 are here" in got.reason
+    assert place(ClusterConfig(placement="colocated"), EngineConfig(), Resources(8, 2), work).reason == "asked for"
+
+
+def test_phases_are_those_of_the_newest_finished_run_of_the_same_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path))
+    assert measured_phases("smol", 1, 1) is None
+
+    def finish(spans: dict, **cluster) -> None:
+        with runs.claim("rl", RLFlowConfig(cluster=ClusterConfig(**cluster))) as key:
+            pass
+        runs._write(runs.read(key).model_copy(update={"outcome": {"spans": spans}}))
+
+    finish({"engine": 5.0, "trainer": 3.0})
+    finish({"engine": 9.0, "trainer": 1.0}, engines=2)
+    found = measured_phases("smol", 1, 1)
+    assert (found.rollout_s, found.trainer_s) == (5.0, 3.0)
+    assert measured_phases("smol", 2, 1).rollout_s == 9.0 and measured_phases("other", 1, 1) is None

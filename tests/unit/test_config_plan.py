@@ -1,13 +1,15 @@
 """The plan that is printed before a run."""
 
 import json
+import re
 from datetime import timedelta
 
 import pytest
 
-from infra.config.flows import LoopConfig, QuantizeFlowConfig, RLFlowConfig
+from infra.config.flows import LoopConfig, QuantizeFlowConfig, ReleaseFlowConfig, RLFlowConfig
 from infra.config.load import load
-from infra.config.plan import GIB, PlanError, make_plan
+from infra.config.memory import GIB, Shape, misfit, on_gpu
+from infra.config.plan import PlanError, make_plan
 from infra.config.rl import LoRA
 from infra.services import runs
 from infra.services.durations import measured
@@ -67,6 +69,38 @@ def test_memory_and_disk_follow_how_it_is_trained(config):
     assert planned(kl_coefficient=0.1).memory == plain.memory + 64071 * 4
     adapters = planned(lora=LoRA(rank=1))
     assert adapters.memory < plain.memory and adapters.disk < plain.disk
+
+
+def test_each_side_of_a_run_is_told(config):
+    plan = make_plan("rl", config.narrow(RLFlowConfig))
+    assert plan.memory == plan.sides.total(config.cluster.engines)
+    text = plan.as_text(config)
+    assert "each engine" in text and "trainer  " in text
+    assert "trainer  " not in make_plan("release", config.narrow(ReleaseFlowConfig)).as_text(config)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "placement", "gpu_gib", "words"),
+    [
+        (0.5, "auto", 141, ""),
+        (0.2, "auto", 141, "take 29.8 GiB, engine.gpu_memory_fraction=0.2 of a GPU is 28.2 GiB: raise it"),
+        (0.6, "colocated", 141, "the trainer takes .* GiB, 56.4 of 141.0 GiB are left for it beside an engine's 84.6"),
+        (0.6, "disaggregated", 141, ""),
+        (0.6, "disaggregated", 60, "the trainer takes .* GiB, 60.0 of 60.0 GiB are left for it: lower"),
+    ],
+)
+def test_what_does_not_fit_on_a_gpu_is_refused_with_figures(config, fraction, placement, gpu_gib, words):
+    engine = config.engine.model_copy(update={"gpu_memory_fraction": fraction, "dtype": "bfloat16"})
+    cluster = config.cluster.model_copy(update={"placement": placement})
+    wanted = config.model_copy(update={"engine": engine, "cluster": cluster})
+    parameters = 8_000_000_000 if "engine.gpu" in words else 4_000_000_000
+    found = misfit(
+        on_gpu(Shape(parameters=parameters, hidden=4096, vocab=128_000, layers=32), wanted), gpu_gib * GIB, wanted
+    )
+    assert re.search(words, found) if words else not found
+    if words:
+        with pytest.raises(PlanError, match="too little GPU memory"):
+            make_plan("loop", config).model_copy(update={"misfit": found}).require()
 
 
 @pytest.mark.parametrize("what", ["memory", "disk"])

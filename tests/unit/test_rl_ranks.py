@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from infra.cluster.placement import Placement, Resources
 from infra.config.rl import MismatchBounds, RLConfig
+from infra.transport.base import SAME_HOST
 from infra.transport.memory import Reader
 from tasks.rl import trainer_state
 from tasks.rl.packing import pack, share
@@ -68,7 +69,7 @@ def test_two_ranks_compute_what_one_computes_and_continue_each_other(tmp_path, r
     expected.append(alone.step(data))
 
     async def train_two() -> None:
-        two = RemoteTrainer(model, SETTINGS, "float32", SHARED, ranks=2)
+        two = RemoteTrainer(model, SETTINGS, "float32", SAME_HOST, SHARED, ranks=2)
         await two.ready()
         figures = await two.step(data)
         assert figures["micro_batches"] == 4
@@ -82,7 +83,7 @@ def test_two_ranks_compute_what_one_computes_and_continue_each_other(tmp_path, r
             if name.endswith("exp_avg"):  # a sum of gradients
                 torch.testing.assert_close(torch.cat([part[name] for part in parts]), moment, atol=1e-6, rtol=0)
 
-        published = await two.publish(7)
+        published = await two.publish(7, 1)
         reader = Reader(published.location, 7)
         for meta, (name, weight) in zip(published.params, alone.named_weights(), strict=True):
             values = torch.frombuffer(reader.data, dtype=torch.float32, count=weight.numel(), offset=meta.offset)

@@ -1,0 +1,163 @@
+"""The `nccl` transport: the trainer's rank 0 broadcasts packed buckets to engines on other GPUs, on its own stream.
+
+On CPU the same code broadcasts over gloo.
+"""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from infra.transport.base import SAME_HOST, Fetch, Published, Reach, SyncError
+from infra.transport.flat import fill, flat_bytes, lay_out, view
+from infra.transport.group import Meeting, broadcast
+from infra.transport.publisher import Publisher
+
+BUCKET_BYTES = 256 * 2**20
+
+
+class NcclSender(Publisher):
+    """Packs weights and broadcasts each version, in a thread, once every engine has joined.
+
+    The engines' group is kept from version to version, and made anew after a version that did not arrive. It is for
+    networks where whoever reaches the trainer may read its weights: a group has no keys.
+    """
+
+    transport = "nccl"
+
+    def __init__(self, dtype: str | None = None, reach: Reach = SAME_HOST) -> None:
+        super().__init__(dtype, reach)
+        self._host = _address()
+        self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self._numbers = itertools.count()
+        self._meeting: Meeting | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._flat: torch.Tensor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self.failure = ""
+        """Why the last version did not reach every engine; empty when it did."""
+
+    def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]], engines: int = 1) -> Published:
+        """Copy `named_tensors` (Hugging Face names, all on one device) and broadcast them as `version`.
+
+        A version that is still on its way is given up. Raises SyncError when a tensor holds values that are not finite.
+        """
+        started = time.monotonic()
+        self._give_up()
+        tensors, slots, size = lay_out(named_tensors, self.dtype)
+        device = next(iter(tensors.values())).device
+        if self._flat is None or self._flat.numel() != size or self._flat.device != device:
+            self._flat = torch.empty(size, dtype=torch.uint8, device=device)
+        params = fill(self._flat, tensors, slots)
+        if device.type == "cuda":
+            self._stream = self._stream or torch.cuda.Stream(device)
+            torch.cuda.current_stream(device).synchronize()  # the other stream reads next
+        return self._announce(version, self._broadcast(version, engines), params, started)
+
+    def offer(self, engines: int) -> Published:
+        """The version published last, broadcast again to `engines` engines. One on its way is given up."""
+        self._give_up()
+        self._meeting = None  # other engines may come than those that the group was made of
+        self._last = self._last.model_copy(update={"location": self._broadcast(self._last.version, engines)})
+        return self._last
+
+    def close(self) -> None:
+        """Give up what is on its way and free the memory. May be called again."""
+        self._give_up()
+        self._group = self._flat = self._store = None
+
+    def _broadcast(self, version: int, engines: int) -> str:
+        """Send in a thread; where the engines meet."""
+        if self._meeting is None or self.failure or self._meeting.members != engines + 1:
+            place = f"tcp://{self._host}:{self._store.port}/{next(self._numbers)}"
+            location = f"{place}?members={engines + 1}&stall_s={self.reach.stall_s:g}"
+            self._meeting, self._group, self.failure = Meeting(location, self._store), None, ""
+        self._thread = threading.Thread(target=self._send, args=(version,), daemon=True)
+        self._thread.start()
+        return self._meeting.location
+
+    def _give_up(self) -> None:
+        if self._thread:
+            self._stop.set()
+            self._thread.join()
+            self._stop.clear()
+            self._thread = None
+
+    def _send(self, version: int) -> None:
+        meeting, flat = self._meeting, self._flat
+        try:
+            self._group = self._group or meeting.join(flat.device, trainer=True)
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                broadcast(self._group, [_number(version, flat), *_buckets(flat)], meeting.stall_s, self._stop.is_set)
+        except Exception as error:  # told to the engines, and to whoever publishes next
+            self.failure = meeting.cause(str(error), other="engine")
+            meeting.fail("trainer", str(error))
+
+
+class NcclSource:
+    """Receives broadcasts into memory of its own, which is kept from version to version."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._met: tuple[Meeting, dist.ProcessGroup] | None = None
+        self._flat: torch.Tensor | None = None
+        self._stop = threading.Event()
+
+    @contextmanager
+    def open(self, published: Published) -> Iterator[Fetch]:
+        self._stop.clear()
+        meeting = None
+        try:
+            meeting, group = self._join(published.location)
+            size = flat_bytes(published.params)
+            flat = self._flat
+            if flat is None or flat.numel() != size:
+                flat = self._flat = torch.empty(size, dtype=torch.uint8, device=self._device)
+            number = _number(-1, flat)
+            broadcast(group, [number, *_buckets(flat)], meeting.stall_s, self._stop.is_set)
+            if int(number) != published.version:
+                raise SyncError(f"version {published.version} was announced, but version {int(number)} was broadcast")
+        except SyncError as error:
+            told = str(error)
+            if meeting:
+                told = meeting.cause(told, other="trainer")
+                meeting.fail("engine", str(error))
+            self.forget()
+            raise SyncError(told) from error
+        yield partial(view, flat)
+
+    def forget(self) -> None:
+        self._stop.set()
+        self._met = self._flat = None
+
+    def _join(self, location: str) -> tuple[Meeting, dist.ProcessGroup]:
+        if self._met is None or self._met[0].location != location:
+            meeting = Meeting(location)
+            self._met = meeting, meeting.join(self._device, trainer=False)
+        return self._met
+
+
+def _number(version: int, flat: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([version], dtype=torch.int64, device=flat.device)
+
+
+def _buckets(flat: torch.Tensor) -> list[torch.Tensor]:
+    return list(flat.split(BUCKET_BYTES))
+
+
+def _address() -> str:
+    """This host's own address as other hosts reach it; loopback when it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))
+            return probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
