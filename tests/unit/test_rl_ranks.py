@@ -89,8 +89,7 @@ def test_two_ranks_compute_what_one_computes_and_continue_each_other(tmp_path, r
             values = torch.frombuffer(reader.data, dtype=torch.float32, count=weight.numel(), offset=meta.offset)
             assert meta.name == name
             torch.testing.assert_close(values.view(weight.shape), weight, atol=LATER, rtol=0)
-        del values
-        reader.close()
+        del values, reader
 
         await two.load(alone_saved)
         assert_same(await two.step(data), expected[1], LATER)
