@@ -18,6 +18,7 @@ MEASUREMENTS = {
     "quants": "tasks.quant.table",
     "transport": "tasks.measure.transport",
     "delta": "tasks.rl.measure_delta",
+    "store": "tasks.measure.store",
     "rollout": "tasks.rl.measure",
     "trainer": "tasks.rl.measure_trainer",
     "numerics": "tasks.rl.measure_numerics",

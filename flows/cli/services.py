@@ -5,10 +5,15 @@ from typing import Annotated
 
 import typer
 
-from infra.services import local
+from infra.services import local, profile
 from infra.services.record import Record
 
 Port = Annotated[int | None, typer.Option(help="Its port; without it the usual one, or the next free one.")]
+
+Services = Annotated[
+    profile.Profile | None,
+    typer.Option("--profile", help="local: SQLite and folders; team: PostgreSQL and S3. Kept until another is named."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -17,10 +22,10 @@ def register(app: typer.Typer) -> None:
     app.command()(down)
 
 
-def up(prefect_port: Port = None, mlflow_port: Port = None) -> None:
-    """Start Prefect's server and worker, and MLflow, on this machine; what runs already stays."""
-    for record in local.up(_say, prefect_port=prefect_port, mlflow_port=mlflow_port):
-        print(f"{record.name:<8} {record.address or f'pid {record.pid}'}")
+def up(services: Services = None, prefect_port: Port = None, mlflow_port: Port = None) -> None:
+    """Start Prefect's server and worker, MLflow, and what the profile has beside them; what runs already stays."""
+    for record in local.up(_say, services, prefect_port=prefect_port, mlflow_port=mlflow_port):
+        print(f"{record.name:<9} {record.address or f'pid {record.pid}'}")
 
 
 def down() -> None:

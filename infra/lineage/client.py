@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,10 @@ from urllib.parse import urlsplit
 
 from infra.lineage.versions import LineageError
 from infra.services.environment import QUIET
+from infra.services.record import Record
 
 EXPERIMENT = "lockstep"
+RESTART_S = 90.0
 _SQLITE_WAIT_S = 60  # how long a writer waits for another one
 
 
@@ -82,10 +85,17 @@ def sqlite_file(uri: str) -> Path:
 def _check_server(uri: str) -> None:
     import httpx
 
-    try:
-        answer = httpx.get(f"{uri.rstrip('/')}/health", timeout=10)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
+    kept = Record.read("keeper") is not None  # what died a moment ago is about to be started again
+    deadline = time.monotonic() + (RESTART_S if kept else 0)
+    while True:
+        try:
+            httpx.get(f"{uri.rstrip('/')}/health", timeout=10).raise_for_status()
+            return
+        except httpx.HTTPError as failed:
+            error = failed
+        if time.monotonic() < deadline:
+            time.sleep(0.5)
+            continue
         raise LineageError(
             f"MLflow does not answer at {uri} ({error or type(error).__name__}): start the services with "
             f"`lockstep up`, or set MLFLOW_TRACKING_URI"

@@ -2,8 +2,9 @@
 
 import os
 
+from infra.services import profile
 from infra.services.home import home
-from infra.services.record import Record
+from infra.services.record import Record, ServiceError
 
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -33,11 +34,15 @@ def variables() -> dict[str, str]:
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_CLI_PROMPT": "false",
         "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "1",
-        "MLFLOW_TRACKING_URI": tracking_uri(),
     }
     server = Record.read("prefect")
     if server:
         wanted["PREFECT_API_URL"] = f"{server.address}/api"
+    if profile.current() == "team":
+        # what the server says while PostgreSQL comes back
+        wanted["PREFECT_CLIENT_RETRY_EXTRA_CODES"] = "500"
+    if (tracking := _tracking_uri()) is not None:
+        wanted["MLFLOW_TRACKING_URI"] = tracking
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
@@ -47,7 +52,17 @@ def apply() -> None:
 
 
 def tracking_uri() -> str:
-    """MLFLOW_TRACKING_URI, the MLflow server that `lockstep up` started, or else a SQLite file under `home()`."""
-    server = Record.read("mlflow")
-    default = server.address if server else f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
-    return os.environ.get("MLFLOW_TRACKING_URI", default)
+    """MLFLOW_TRACKING_URI, the MLflow server that `lockstep up` started, or else a SQLite file under `home()`.
+
+    Raises ServiceError when the books of this home are in PostgreSQL and MLflow was not started.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or _tracking_uri()
+    if uri is None:
+        raise ServiceError("the services of profile team are not running: start them with `lockstep up`")
+    return uri
+
+
+def _tracking_uri() -> str | None:
+    if server := Record.read("mlflow"):
+        return server.address
+    return None if profile.current() == "team" else f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"

@@ -9,6 +9,10 @@ from pydantic import BaseModel, ConfigDict
 from infra.services.home import home
 
 
+class ServiceError(RuntimeError):
+    """A service could not be started, reached or stopped."""
+
+
 class Record(BaseModel):
     """One started service.
 

@@ -1,5 +1,6 @@
 """Start and stop processes that outlive the command that started them, and nothing but those."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -13,22 +14,26 @@ import psutil
 
 from infra.services import environment
 from infra.services.home import home
-from infra.services.record import Record
+from infra.services.record import Record, ServiceError
 
 TOKEN = "LOCKSTEP_SERVICE"
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.1
+GRACE_S = 15.0
 
 
-class ServiceError(RuntimeError):
-    """A service could not be started, reached or stopped."""
-
-
-def start(name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, port: int = 0) -> Record:
+def start(
+    name: str,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    port: int = 0,
+    scheme: str = "http",
+) -> Record:
     """Start `command` in its own session with its output in `home()/logs/NAME.log`, and write its record.
 
-    env: variables beside the current ones and those of `environment.variables`.
-    port: where it will listen on loopback, 0 for nowhere.
+    env: variables beside the current ones and those of `environment.variables`; None takes one away.
+    port: where it will listen on loopback, 0 for nowhere; scheme: what it speaks there.
     The previous log is kept as NAME.log.1.
     """
     log = home() / "logs" / f"{name}.log"
@@ -36,10 +41,11 @@ def start(name: str, command: Sequence[str], *, env: Mapping[str, str] | None = 
     if log.exists():
         os.replace(log, log.with_suffix(".log.1"))
     token = f"{name}-{secrets.token_hex(8)}"
+    variables = {**os.environ, **environment.variables(), **(env or {}), TOKEN: token}
     with open(log, "wb") as output:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **environment.variables(), **(env or {}), TOKEN: token},
+            env={key: value for key, value in variables.items() if value is not None},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -52,7 +58,7 @@ def start(name: str, command: Sequence[str], *, env: Mapping[str, str] | None = 
         started=psutil.Process(process.pid).create_time(),
         token=token,
         port=port,
-        address=f"http://{LOOPBACK}:{port}" if port else "",
+        address=f"{scheme}://{LOOPBACK}:{port}" if port else "",
         log=log,
     )
     record.write()
@@ -69,21 +75,24 @@ def alive(record: Record) -> bool:
 
 
 def family(record: Record) -> list[psutil.Process]:
-    """The process of `record` and everything it started that still runs, however deep and whoever its parent is now."""
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(TOKEN) == record.token:
-                found |= {process, *process.children(recursive=True)}  # a child may have overwritten its environment
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue  # gone meanwhile, or another user's, so not ours
+    """The process of `record` and everything it started that still runs, however deep and whoever its parent is now,
+    but for other services."""
+    found, waiting = set(), [process for process in psutil.process_iter() if _token(process) == record.token]
+    while waiting:
+        process = waiting.pop()
+        if process not in found and _token(process) in (record.token, None):  # a child may have overwritten its own
+            found.add(process)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                waiting += process.children()
     return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def wait_ready(record: Record, ready: Callable[[], bool], timeout_s: float) -> None:
-    """Wait until `ready()`. Raises ServiceError with the end of its log when the process dies or takes too long."""
+    """Wait until `ready()`, and until it is this very service that listens on its port: another one may have taken it
+    between the choice and the start. Raises ServiceError with the end of its log when the process dies or takes too
+    long."""
     deadline = time.monotonic() + timeout_s
-    while not ready():
+    while not (ready() and listens(record)):
         if not alive(record):
             raise ServiceError(f"{record.name} ended while starting: {_last_words(record.log)} (log: {record.log})")
         if time.monotonic() > deadline:
@@ -94,9 +103,24 @@ def wait_ready(record: Record, ready: Callable[[], bool], timeout_s: float) -> N
         time.sleep(POLL_S)
 
 
-def stop(record: Record, grace_s: float = 15.0) -> int:
+def listens(record: Record) -> bool:
+    """Whether the service, or a process that it started, listens on its port; True for one that has none."""
+    if not record.port:
+        return True
+    owners = {c.pid for c in _listening(record.port)}
+    return bool(owners & {process.pid for process in family(record)})
+
+
+def stop(record: Record, grace_s: float = GRACE_S) -> int:
+    """End the process of `record` and all it started, then forget it. Gives the number of processes ended."""
+    ended = end(record, grace_s)
+    record.forget()
+    return ended
+
+
+def end(record: Record, grace_s: float = GRACE_S) -> int:
     """End the process of `record` and all it started: first it alone is asked, then the rest, then the deaf are killed.
-    The record goes last. Gives the number of processes ended."""
+    Gives the number of processes ended."""
     members = family(record)
     leader = [p for p in members if p.pid == record.pid]
     for group in (leader, members):
@@ -106,22 +130,31 @@ def stop(record: Record, grace_s: float = 15.0) -> int:
     for process in family(record):
         _signal(process, signal.SIGKILL)
     psutil.wait_procs(members, timeout=grace_s)
-    record.forget()
     return len(members)
 
 
-def choose_port(wanted: int, *, strict: bool) -> tuple[int, str]:
-    """A free loopback port: `wanted` or the next free one above it, and a line that says why it is another, else "".
+def choose_port(wanted: int, *, strict: bool, count: int = 1) -> tuple[int, str]:
+    """The first of `count` free loopback ports in a row: `wanted` or the next one above it where they are free, and a
+    line that says why it is another, else "".
 
-    Raises ServiceError when `strict` and `wanted` is taken.
+    Raises ServiceError when `strict` and one of those from `wanted` on is taken.
     """
-    if _free(wanted):
+    in_the_way = [port for port in range(wanted, wanted + count) if not _free(port)]
+    if not in_the_way:
         return wanted, ""
-    taken = f"port {wanted} is taken by {_owner(wanted)}"
+    taken = f"port {in_the_way[0]} is taken by {_owner(in_the_way[0])}"
     if strict:
         raise ServiceError(f"{taken}: stop it or choose another port")
-    port = next(p for p in range(wanted + 1, 65536) if _free(p))
+    port = next(p for p in range(wanted + 1, 65536 - count) if all(_free(q) for q in range(p, p + count)))
     return port, f"{taken}; using {port}"
+
+
+def _token(process: psutil.Process) -> str | None:
+    """Which service the process belongs to, None when it does not say."""
+    try:
+        return process.environ().get(TOKEN)
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return None  # gone meanwhile, or another user's, so not ours
 
 
 def _free(port: int) -> bool:
@@ -135,10 +168,14 @@ def _free(port: int) -> bool:
 
 
 def _owner(port: int) -> str:
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+    for connection in _listening(port):
+        if connection.pid:
             return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return "another user's process"
+
+
+def _listening(port: int) -> list:
+    return [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -55,6 +55,9 @@ class Store(Protocol):
         folder that cannot be an artifact (empty, absent, special files). Nothing is left behind then.
         """
 
+    def probe(self) -> None:
+        """Write one byte and remove it. Raises StoreError where that cannot be done."""
+
     def open(self, ref: ArtifactRef) -> Path:
         """A local folder with the artifact's files (and `manifest.json`), to be read only.
 

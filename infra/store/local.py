@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull
+from infra.store.disk import place, sync, write
 from infra.store.manifest import HASH_THREADS, MANIFEST, Manifest, build, check_name, files_of, hash_files
 from infra.store.refs import ArtifactRef
 
@@ -50,25 +51,34 @@ class LocalStore:
         if not paths:
             raise StoreError(f"cannot store {folder}: it is {'empty' if folder.is_dir() else 'not a folder'}")
         try:
-            with self._locked(fcntl.LOCK_SH), self._staging() as stage:
-                _place(folder, stage, paths)
+            with self._roomy(folder, paths), self._locked(fcntl.LOCK_SH), self._staging() as stage:
+                place(folder, stage, paths)
                 manifest = build(hash_files(stage, paths), kind, producer, inputs, name)
                 if self._is_there(manifest):
-                    _write(self.root / _WANTED / manifest.name, "")
+                    write(self.root / _WANTED / manifest.name, "")
                 else:
                     self._commit(stage, manifest)
         except ValueError as error:
             raise StoreError(f"cannot store {folder}: {error}") from None
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            need = sum((folder / p).stat().st_size for p in paths)
-            free = shutil.disk_usage(self.root).free
-            raise StoreFull(
-                f"no room in {self.root} for {folder}: it has {need / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are "
-                f"free ({os.strerror(error.errno)}); free space there or point LOCKSTEP_STORE to another disk"
-            ) from error
         return manifest.ref
+
+    def adopt(self, folder: Path, manifest: Manifest) -> None:
+        """Commit files below `folder` that were found to be those of `manifest` while they arrived there, without
+        reading them again. They become read-only. Raises as `put` does."""
+        paths = [file.path for file in manifest.files]
+        with self._roomy(folder, paths), self._locked(fcntl.LOCK_SH), self._staging() as stage:
+            place(folder, stage, paths)
+            if not self._is_there(manifest):
+                self._commit(stage, manifest)
+
+    def probe(self) -> None:
+        """See `Store.probe`."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root) as file:
+                file.write(b"?")
+        except OSError as error:
+            raise StoreError(f"{self.root} cannot be written ({error.strerror})") from None
 
     def open(self, ref: ArtifactRef) -> Path:
         """See `Store.open`. Hashes are re-read only when a file's size, inode or time of writing has changed."""
@@ -99,14 +109,14 @@ class LocalStore:
         for entry in hash_files(folder, there):
             if entry != expected[entry.path]:
                 raise self._corrupt(ref, entry.path, f"has {entry.bytes} bytes of other content than was committed")
-        _write(self._stamp(ref.name), json.dumps(looks))
+        write(self._stamp(ref.name), json.dumps(looks))
 
     def delete(self, ref: ArtifactRef) -> None:
         """See `Store.delete`."""
         folder = self._path(self.manifest(ref).name)
         with self._staging() as stage:
             os.rename(folder, stage / "deleted")
-            _sync(folder.parent)
+            sync(folder.parent)
             self._stamp(ref.name).unlink(missing_ok=True)
             (self.root / _WANTED / ref.name).unlink(missing_ok=True)
 
@@ -124,10 +134,10 @@ class LocalStore:
 
     def _commit(self, stage: Path, manifest: Manifest) -> None:
         with ThreadPoolExecutor(HASH_THREADS) as pool:
-            list(pool.map(_sync, [stage / f.path for f in manifest.files]))
+            list(pool.map(sync, [stage / f.path for f in manifest.files]))
         for at, _, _ in os.walk(stage):
-            _sync(Path(at))
-        _write(stage / MANIFEST, manifest.model_dump_json(indent=1))
+            sync(Path(at))
+        write(stage / MANIFEST, manifest.model_dump_json(indent=1))
         final = self._path(manifest.name)
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -138,8 +148,8 @@ class LocalStore:
             if not self._is_there(manifest):
                 raise StoreError(f"{final} is in the way and is not an artifact: move it away") from None
             return
-        _sync(final.parent)
-        _write(self._stamp(manifest.name), json.dumps(self._looks(manifest)))
+        sync(final.parent)
+        write(self._stamp(manifest.name), json.dumps(self._looks(manifest)))
 
     def _is_there(self, manifest: Manifest) -> bool:
         try:
@@ -198,6 +208,21 @@ class LocalStore:
             os.close(fd)
 
     @contextmanager
+    def _roomy(self, folder: Path, paths: Sequence[str]) -> Iterator[None]:
+        """Raise the disk's being full as StoreFull."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            need = sum((folder / p).stat().st_size for p in paths)
+            free = shutil.disk_usage(self.root).free
+            raise StoreFull(
+                f"no room in {self.root} for {folder}: it has {need / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are "
+                f"free ({os.strerror(error.errno)}); free space there or point LOCKSTEP_STORE to another disk"
+            ) from error
+
+    @contextmanager
     def _staging(self) -> Iterator[Path]:
         """A fresh folder on the store's disk, gone afterwards; also removes those of writers that died."""
         base = self.root / _STAGING
@@ -245,44 +270,5 @@ def _remove_if_dead(lock: Path) -> None:
     else:
         shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
         lock.unlink(missing_ok=True)
-    finally:
-        os.close(fd)
-
-
-def _place(source: Path, stage: Path, paths: Sequence[str]) -> None:
-    for path in paths:
-        target = stage / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        real = (source / path).resolve()
-        try:
-            os.link(real, target)
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
-                raise
-            shutil.copyfile(real, target)
-        os.chmod(target, 0o444)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace `path` as a whole, durably."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, scratch = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-        os.chmod(scratch, 0o444)
-        os.replace(scratch, path)
-    except BaseException:
-        os.unlink(scratch)
-        raise
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

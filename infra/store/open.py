@@ -4,19 +4,25 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from infra.services import profile, seaweed
 from infra.services.home import home
+from infra.services.record import Record, ServiceError
 from infra.store.base import Store, StoreError
 from infra.store.local import LocalStore
 
 
 def open_store(url: str | None = None) -> Store:
-    """The artifact store at `url`, else at `LOCKSTEP_STORE`, else in `artifacts` below Lockstep's home.
+    """The artifact store at `url`, else at `LOCKSTEP_STORE`, else that of the profile: `artifacts` below Lockstep's
+    home, or the object storage that `lockstep up --profile team` started.
 
     url: a folder, `file:///folder`, or `s3://bucket/prefix`, whose artifacts are kept in `cache` below Lockstep's home
     once opened.
-    Raises StoreError for another scheme or a URL that is not one.
+    Raises StoreError for another scheme or a URL that is not one, ServiceError when that storage was not started.
     """
-    url = url or os.environ.get("LOCKSTEP_STORE") or str(home() / "artifacts")
+    url, access = url or os.environ.get("LOCKSTEP_STORE"), None
+    if not url and profile.current() == "team":
+        url, access = seaweed.ARTIFACTS, _own_access()
+    url = url or str(home() / "artifacts")
     parts = urlsplit(url)
     if parts.scheme in ("", "file"):
         return LocalStore(Path(unquote(parts.path)))
@@ -27,6 +33,15 @@ def open_store(url: str | None = None) -> Store:
     prefix = parts.path.strip("/")
 
     try:
-        return S3Store(parts.netloc, prefix, LocalStore(home() / "cache" / parts.netloc / prefix))
+        return S3Store(parts.netloc, prefix, LocalStore(home() / "cache" / parts.netloc / prefix), access)
     except ValueError as error:
         raise StoreError(f"artifact store {url!r}: {error}") from None
+
+
+def _own_access():
+    from infra.store.s3_client import Access
+
+    record = Record.read("seaweedfs")
+    if record is None:
+        raise ServiceError("the services of profile team are not running: start them with `lockstep up`")
+    return Access(record.address, seaweed.REGION, *seaweed.credentials())

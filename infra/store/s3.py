@@ -16,10 +16,10 @@ from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing,
 from infra.store.local import LocalStore
 from infra.store.manifest import FileEntry, Manifest, build, check_name, files_of, hash_files
 from infra.store.refs import ArtifactRef
+from infra.store.s3_client import THREADS, Access, Arriving, connect
 from infra.store.s3_errors import named
 from infra.store.s3_wanted import condemn, condemned, want
 
-THREADS = 16
 PART_BYTES = 16 * 2**20
 READ_BYTES = 2**20
 ABANDONED = timedelta(days=1)  # no upload of one file takes longer
@@ -29,25 +29,19 @@ class S3Store:
     """Artifacts below `s3://bucket/prefix`; opened ones are kept in the local store `cache`.
 
     Files lie under `files/NAME/DIGEST/`, so writers of different content never touch each other's, and the manifest
-    under `manifests/NAME.json`, put last and only if there is none: of several writers one wins. Credentials, region
-    and endpoint come from boto3's own settings (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...).
+    under `manifests/NAME.json`, put last and only if there is none: of several writers one wins. Without `access`,
+    credentials, region and endpoint come from boto3's own settings (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...).
     """
 
-    def __init__(self, bucket: str, prefix: str, cache: LocalStore):
-        self.bucket, self.cache = bucket, cache
+    def __init__(self, bucket: str, prefix: str, cache: LocalStore, access: Access | None = None):
+        self.bucket, self.cache, self._access = bucket, cache, access
         self._prefix = f"{check_name(prefix)}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}"
 
     @cached_property
     def client(self):
         """boto3's client. Made on first use: importing boto3 takes a second."""
-        import boto3
-        from botocore.config import Config
-
-        retries = {"mode": "standard", "max_attempts": 4}
-        return boto3.Session().client(  # a session of its own: the default one keeps its first credentials
-            "s3", config=Config(retries=retries, max_pool_connections=2 * THREADS, connect_timeout=10, read_timeout=60)
-        )
+        return connect(self._access)
 
     def put(
         self, folder: Path, kind: str, *, producer: str, inputs: Sequence[ArtifactRef] = (), name: str | None = None
@@ -61,7 +55,7 @@ class S3Store:
             manifest = build(hash_files(folder, paths), kind, producer, inputs, name)
         except ValueError as error:
             raise StoreError(f"cannot store {folder}: {error}") from None
-        with self._speaking(f"storing {folder}"):
+        with named(self.url, f"storing {folder}", self._takes):
             if not (want(self.client, self.bucket, self._manifest_key(manifest.name)) and self._is_there(manifest)):
                 self.sweep(manifest.name, ABANDONED)
                 self._upload(folder, manifest)
@@ -79,6 +73,11 @@ class S3Store:
             self.cache.delete(ref)
             self._download(manifest)
         return self.cache.open(ref)
+
+    def probe(self) -> None:
+        """See `Store.probe`."""
+        with self._speaking("writing"):
+            self._put_one_byte()
 
     def manifest(self, ref: ArtifactRef) -> Manifest:
         """See `Store.manifest`."""
@@ -147,30 +146,29 @@ class S3Store:
         with ThreadPoolExecutor(THREADS) as pool:
             whole = list(pool.map(lambda file: self._is_whole(manifest, file), manifest.files))
         missing = [file for file, there in zip(manifest.files, whole, strict=True) if not there]
-        self._transfer(send, missing)
+        self.transfer(send, missing)
 
     def _download(self, manifest: Manifest) -> None:
         self.cache.root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.cache.root, prefix=".download-") as scratch:
+            arriving = {file.path: Arriving(Path(scratch) / file.path) for file in manifest.files}
 
             def fetch(manager, file: FileEntry):
-                path = Path(scratch) / file.path
-                path.parent.mkdir(parents=True, exist_ok=True)
-                return manager.download(self.bucket, self._file_key(manifest, file), str(path))
+                to = arriving[file.path]
+                return manager.download(self.bucket, self._file_key(manifest, file), to, subscribers=[to])
 
             with self._speaking(f"reading {manifest.name}"):
-                self._transfer(fetch, manifest.files)
-            for held, file in zip(
-                hash_files(Path(scratch), [f.path for f in manifest.files]), manifest.files, strict=True
-            ):
-                if held != file:
+                self.transfer(fetch, manifest.files)
+            for file in manifest.files:
+                if arriving[file.path].sha256 != file.sha256:
                     raise self._corrupt(manifest.ref, file.path)
-            self.cache.put(
-                Path(scratch), manifest.kind, producer=manifest.producer, inputs=manifest.inputs, name=manifest.name
-            )
+            self.cache.adopt(Path(scratch), manifest)
 
-    def _transfer(self, start: Callable[[Any, FileEntry], Any], files: Sequence[FileEntry]) -> None:
-        """Transfers of all files at once, large ones in parts; the first failure is raised, the rest is cancelled."""
+    def transfer(self, start: Callable[[Any, Any], Any], files: Sequence[Any]) -> None:
+        """Transfers of all files at once, large ones in parts; the first failure is raised, the rest is cancelled.
+
+        start: given boto3's transfer manager and one of `files`, begins its transfer and gives the future.
+        """
         from boto3.s3.transfer import TransferConfig, create_transfer_manager
 
         config = TransferConfig(
@@ -248,6 +246,20 @@ class S3Store:
     def _delete_files(self, manifest: Manifest) -> None:
         for file in manifest.files:
             self.client.delete_object(Bucket=self.bucket, Key=self._file_key(manifest, file))
+
+    def _takes(self) -> bool:
+        from botocore.exceptions import ClientError
+
+        try:
+            self._put_one_byte()
+        except ClientError:
+            return False
+        return True
+
+    def _put_one_byte(self) -> None:
+        client, key = connect(self._access, attempts=1), f"{self._prefix}probe"
+        client.put_object(Bucket=self.bucket, Key=key, Body=b"?")
+        client.delete_object(Bucket=self.bucket, Key=key)
 
     def _file_key(self, manifest: Manifest, file: FileEntry) -> str:
         return f"{self._prefix}files/{manifest.name}/{manifest.digest[7:23]}/{file.path}"

