@@ -77,6 +77,6 @@ class ClusterConfig(Section):
     stuck_s: float = Field(120.0, gt=0)
     """A rollout engine that answers no probe, or works on none of its requests, for so long is replaced, seconds."""
     trainer_ranks: int = Field(1, ge=1)
-    """Processes of the trainer."""
+    """Processes of the trainer: weights, gradients and moments are sharded over them, one GPU each on GPUs."""
     trainer_threads: int = Field(2, ge=1)
     """Torch threads of one trainer rank on CPU."""
