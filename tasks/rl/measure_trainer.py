@@ -141,8 +141,8 @@ def _findings(table: list[dict]) -> list[str]:
         inputs = theirs["inputs computed"] / ours["inputs computed"]
         found.append(
             f"{speed}, {ratio:.2f} times TRL's {theirs['answer tokens/s']:.0f}: TRL computes {inputs:.2f} times the "
-            f"inputs ({theirs['padding share']:.0%} of them padding, prompts once for every answer), and an input here "
-            f"takes {ratio / inputs:.2f} times less."
+            f"inputs ({theirs['padding share']:.0%} of them padding, the prompt once for every answer), each at "
+            f"{inputs / ratio:.0%} of the speed here."
         )
     return found
 
