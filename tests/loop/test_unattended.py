@@ -43,7 +43,8 @@ def test_a_registered_target_becomes_a_release_that_a_person_approved(automated,
     word = {"decision": "approve", "name": "Ann", "reason": "acceptance is up"}
     answer = httpx.post(f"{prefect_api}/flow_runs/{waiting[0]['id']}/resume", json={"run_input": word}).json()
     assert answer["status"] == "ACCEPT", answer
-    until(lambda: not _runs(prefect_api, "release", "PAUSED", "RUNNING") or _bad(prefect_api))
+    unfinished = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED")
+    until(lambda: not _runs(prefect_api, "release", *unfinished) or _bad(prefect_api))
     assert not _bad(prefect_api)
 
     tree = json.loads(lockstep("lineage", "alone", "--json").stdout)
