@@ -144,7 +144,6 @@ def _line(
     return {
         "model": name,
         "transport": transport,
-        "parameters, B": weights.parameters / 1e9,
         "GB": weights.nbytes / GB,
         **{f"{part.removesuffix('_s')}, s": seconds for part, seconds in parts.items()},
         "transfer, GB/s": weights.nbytes / GB / parts["transfer_s"],

@@ -30,7 +30,6 @@ class Weights:
             name: torch.empty(p.shape, dtype=getattr(torch, dtype)).uniform_(-0.05, 0.05)
             for name, p in model.named_parameters()
         }
-        self.parameters = sum(t.numel() for t in self.tensors.values())
         self.nbytes = sum(t.nbytes for t in self.tensors.values())
 
     def change(self) -> None:
