@@ -40,7 +40,7 @@ class DeltaMeasurement:
     options = DeltaOptions
 
     def measure(self, config: RLFlowConfig, options: DeltaOptions, say: Callable[[str], None]) -> Measured:
-        """Raises MeasureError when training made no two checkpoints."""
+        """Raises MeasureError for adapters, for several ranks, and when training made no two checkpoints."""
         from infra.store.models import resolve
 
         base, table = resolve(config.target.source), []
@@ -60,8 +60,9 @@ def _train(
     from safetensors.torch import load_file
 
     from tasks.rl.run import train_policy
-    from tasks.rl.trainer_state import WEIGHTS
 
+    if config.rl.lora is not None or config.cluster.trainer_ranks > 1:
+        raise MeasureError("the change of all weights is measured: unset rl.lora, and set cluster.trainer_ranks=1")
     shorter = {
         "lr": lr,
         "lr_warmup_steps": 0,
@@ -73,7 +74,7 @@ def _train(
     }
     workdir.mkdir()
     train_policy(base, config.model_copy(update={"rl": config.rl.model_copy(update=shorter)}), workdir)
-    found = sorted((workdir / "checkpoints").glob(f"*/{WEIGHTS}"))
+    found = sorted((workdir / "checkpoints").glob("step-*/weights-00000.safetensors"))
     if len(found) < 2:
         raise MeasureError(f"{len(found)} checkpoints were made by {options.steps} steps: two are compared")
     return load_file(found[-2]), load_file(found[-1])
