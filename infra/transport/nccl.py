@@ -40,8 +40,7 @@ class NcclSender(Publisher):
         self._group: dist.ProcessGroup | None = None
         self._flat: torch.Tensor | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._sending: _Sending | None = None
         self.failure = ""
         """Why the last version did not reach every engine; empty when it did."""
 
@@ -80,26 +79,44 @@ class NcclSender(Publisher):
             place = f"tcp://{self._host}:{self._store.port}/{next(self._numbers)}"
             location = f"{place}?members={engines + 1}&stall_s={self.reach.stall_s:g}"
             self._meeting, self._group, self.failure = Meeting(location, self._store), None, ""
-        self._thread = threading.Thread(target=self._send, args=(version,), daemon=True)
-        self._thread.start()
+        self._sending = _Sending()
+        self._sending.thread = threading.Thread(
+            target=self._send, args=(version, self._meeting, self._flat, self._sending), daemon=True
+        )
+        self._sending.thread.start()
         return self._meeting.location
 
     def _give_up(self) -> None:
-        if self._thread:
-            self._stop.set()
-            self._thread.join()
-            self._stop.clear()
-            self._thread = None
+        sending, self._sending = self._sending, None
+        if sending is None:
+            return
+        sending.stop.set()
+        if sending.met.is_set():
+            sending.thread.join()
+        else:  # it waits for engines, and will send nothing when they come
+            self._meeting = None
 
-    def _send(self, version: int) -> None:
-        meeting, flat = self._meeting, self._flat
+    def _send(self, version: int, meeting: Meeting, flat: torch.Tensor, sending: "_Sending") -> None:
         try:
-            self._group = self._group or meeting.join(flat.device, trainer=True)
+            group = self._group or meeting.join(flat.device, trainer=True)
+            sending.met.set()
+            if sending.stop.is_set():
+                raise SyncError("given up")
+            self._group = group
             with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-                broadcast(self._group, [_number(version, flat), *_buckets(flat)], meeting.stall_s, self._stop.is_set)
+                broadcast(group, [_number(version, flat), *_buckets(flat)], meeting.stall_s, sending.stop.is_set)
         except Exception as error:  # told to the engines, and to whoever publishes next
-            self.failure = meeting.cause(str(error), other="engine")
             meeting.fail("trainer", str(error))
+            if meeting is self._meeting:
+                self.failure = meeting.cause(str(error), other="engine")
+
+
+class _Sending:
+    """A broadcast in its thread. met: its engines have come, so that `stop` takes effect at once."""
+
+    def __init__(self) -> None:
+        self.stop, self.met = threading.Event(), threading.Event()
+        self.thread: threading.Thread | None = None
 
 
 class NcclSource:
