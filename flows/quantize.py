@@ -53,17 +53,20 @@ def quantize(
         claim("quantize", config, run, target=target, drafter=drafter) as key,
         lineage.run(key, "quantize", parent_run, model=name) as mlflow_run,
     ):
-        chosen = choose(config.target, target, drafter, key)
-        texts = calibration(config, chosen.target.artifact)
-        made = quantize_weights(chosen.target.artifact, config.quantize, texts, config.engine.dtype)
-        quant = lineage.register_quant(
-            name,
-            made.artifact,
-            target=chosen.target,
-            run_id=mlflow_run.id,
-            config=config,
-            tags={"lockstep.scheme": config.quantize.scheme, "lockstep.recipe": config.quantize.recipe},
-        )
+        quant, making = (lineage.get(config.quantize.adopted) if config.quantize.adopted else None), {}
+        chosen = choose(config.target, quant.parts["target"] if quant else target, drafter, key)
+        if quant is None:
+            texts = calibration(config, chosen.target.artifact)
+            made = quantize_weights(chosen.target.artifact, config.quantize, texts, config.engine.dtype)
+            making = made.spans
+            quant = lineage.register_quant(
+                name,
+                made.artifact,
+                target=chosen.target,
+                run_id=mlflow_run.id,
+                config=config,
+                tags={"lockstep.scheme": config.quantize.scheme, "lockstep.recipe": config.quantize.recipe},
+            )
 
         prompts = traffic(config, chosen.target.artifact).held_out_ids()
         base = look_at_base(chosen.target, chosen.drafter, prompts, config, key)
@@ -82,10 +85,10 @@ def quantize(
             run=key,
             mlflow_run_id=mlflow_run.id,
             spans=total(
-                made.spans, base.spans, copy.spans, *(measured.spans for measured in (tried, retrained) if measured)
+                making, base.spans, copy.spans, *(measured.spans for measured in (tried, retrained) if measured)
             ),
             evidence=evidence,
-            scheme=config.quantize.scheme,
+            scheme=quant.tags["lockstep.scheme"],
             quant=quant.label,
             target=chosen.target.label,
             drafter=chosen.drafter and chosen.drafter.label,

@@ -4,7 +4,21 @@ import sys
 
 import typer
 
-from flows.cli import automate, books, doctor, gc, lineage, measure, review, run, services, serving, status
+from flows.cli import (
+    automate,
+    books,
+    doctor,
+    gc,
+    licences,
+    lineage,
+    measure,
+    register,
+    review,
+    run,
+    services,
+    serving,
+    status,
+)
 from flows.cli.exits import FAILED, USAGE, Stop
 from infra.config.load import ConfigError
 from infra.config.plan import PlanError
@@ -33,7 +47,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 a gate refused.",
 )
-for commands in (services, status, doctor, run, serving, books, lineage, gc, review, measure, automate):
+for commands in (
+    services,
+    status,
+    doctor,
+    run,
+    serving,
+    books,
+    lineage,
+    register,
+    gc,
+    review,
+    measure,
+    automate,
+    licences,
+):
     commands.register(app)
 
 

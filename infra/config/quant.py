@@ -33,5 +33,8 @@ class QuantizeConfig(Section):
     """Longest answer in words, tokens."""
     retrain_drafter: bool = False
     """Train the target's drafter on the quant's own answers and states too, and measure it beside the kept one."""
+    adopted: str = ""
+    """Label of a copy that `lockstep register` adopted, such as `smol-quant/3`: it is measured, on the target that it
+    names, in place of making one."""
     seed: int = 0
     """Seed of texts and questions."""

@@ -45,12 +45,7 @@ def check(folder: Path) -> Path:
 
     Raises ModelError naming what is missing.
     """
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder: target.source must be a model folder or package:NAME==VERSION")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json: it is not a model in Hugging Face format")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{folder} has no *.safetensors: convert its weights with save_pretrained")
+    check_weights(folder)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         raise ModelError(f"{folder} has no tokenizer: save the model's tokenizer beside it")
     config = json.loads((folder / "config.json").read_text())
@@ -63,6 +58,29 @@ def check(folder: Path) -> Path:
             f"the tokenizer in {folder} has {tokens} tokens, the model {text['vocab_size']}: they do not match; "
             f"copy the tokenizer that the model was trained with"
         )
+    return folder
+
+
+def check_weights(folder: Path) -> Path:
+    """`folder` itself when it holds a configuration and whole files of weights.
+
+    Raises ModelError naming what is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder: name a model folder (or package:NAME==VERSION as target.source)")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model in Hugging Face format")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder} has no *.safetensors: convert its weights with save_pretrained")
+    for file in files:
+        try:
+            with safe_open(file, "np"):  # reads the header, and compares it with the size
+                continue
+        except SafetensorError as error:
+            raise ModelError(f"{file} is not a whole file of weights ({error}): copy it again") from None
     return folder
 
 

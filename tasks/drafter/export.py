@@ -21,7 +21,7 @@ class DrafterCard(BaseModel):
     kind: as in `drafter.kind`; it decides how engines use the folder. target_tokenizer: digest of the target's
     tokenizer. num_speculative_tokens: proposals per target pass that it was judged by. layer_ids: auxiliary layers of a
     head, as captured. draft_vocab_size: tokens that it can propose, draft_vocab_coverage: their share of the target's
-    answers. tokens: rows trained on, in all. dtype: of its weights.
+    answers, None where that is not known. tokens: rows trained on, in all. dtype: of its weights.
     """
 
     kind: str = "eagle3"
@@ -29,7 +29,7 @@ class DrafterCard(BaseModel):
     num_speculative_tokens: int
     layer_ids: list[int] = []
     draft_vocab_size: int = 0
-    draft_vocab_coverage: float = 1.0
+    draft_vocab_coverage: float | None = 1.0
     tokens: int = 0
     dtype: str = ""
 
