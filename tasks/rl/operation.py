@@ -14,7 +14,7 @@ def rows(steps: pd.DataFrame, *, subject: str, transport: str, placement: str) -
     weight_sync_*: bytes of an update to one engine, bytes/s into the engine's memory (median step), longest pause of an
     engine, and publishing and moving weights / step time. *_idle_share: share of the time of all steps in which engines
     sampled nothing, and in which the trainer waited for rollouts or for a sync. decode_share, kv_cache_peak,
-    preemptions, prefix_hit_rate: see `infra/engine/load.py`. mismatch_steps_marked: steps above `rl.mismatch.warn_k3`.
+    preemptions, prefix_hit_rate: see `infra/engine/load.py`. mismatch_steps_marked: steps past a bound that warns.
     """
     if not len(steps):
         return []
@@ -41,7 +41,7 @@ def rows(steps: pd.DataFrame, *, subject: str, transport: str, placement: str) -
         ("kv_cache_peak", over("kv_cache_peak", pd.Series.max), "share of the cache", {}),
         ("preemptions", over("preemptions", sum), "preemptions", {"n": rollouts}),
         ("prefix_hit_rate", over("prefix_hit_rate", pd.Series.mean), "share of prompt tokens", {}),
-        ("mismatch_steps_marked", over("mismatch_warning", sum), "steps", {}),
+        ("mismatch_steps_marked", over("mismatch_warning", lambda marks: (marks > 0).sum()), "steps", {}),
     ]
     return [
         row(figure, value, unit=unit, subject=subject, **{"n": len(steps)} | labels)

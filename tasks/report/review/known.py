@@ -19,7 +19,7 @@ from tasks.report.measured import Measured, read
 
 @dataclass(frozen=True)
 class PastRun:
-    """Training of one target version: its worst mismatch k3 in nats per token, and the steps above the bound."""
+    """Training of one target version: its worst mismatch k3 in nats per token, and the steps past a bound that warns."""
 
     label: str
     k3: float
@@ -129,6 +129,6 @@ def _past(lineage: Lineage, store: Store, name: str) -> list[PastRun]:
     for version in reversed(lineage.versions(name)):
         steps = read([store.open(ref) for ref in version.evidence]).steps
         if len(steps):
-            marked = int(steps.get("mismatch_warning", pd.Series(dtype=float)).sum())
+            marked = int((steps.get("mismatch_warning", pd.Series(dtype=float)) > 0).sum())
             found.append(PastRun(version.label, float(steps["k3"].max()), marked, len(steps)))
     return found
