@@ -19,7 +19,7 @@ from tasks.report.measured import Measured, read
 
 @dataclass(frozen=True)
 class PastRun:
-    """Training of one target version: its worst mismatch k3 in nats per token, and the steps past a bound that warns."""
+    """Training of one target version: its worst mismatch k3 in nats per token, and the steps past a bound."""
 
     label: str
     k3: float
