@@ -51,7 +51,6 @@ class Gate(Section):
 
 DEFAULT_GATES = [
     Gate(name="lineage intact", part="safety", figure="lineage_problems", comparison="==", bound=0),
-    Gate(name="target measured", part="target", figure="target_evidence", comparison=">=", bound=1),
     Gate(
         name="measured against the champion",
         part="target",

@@ -84,8 +84,6 @@ def gather(lineage: Lineage, store: Store, candidate: Candidate, folder: Path) -
             subject=candidate.subjects["safety"],
         )
     ]
-    tables = len(candidate.target.evidence)
-    rows.append(evidence.row("target_evidence", tables, n=1, unit="tables", subject=candidate.subjects["target"]))
     if candidate.target.parent:
         champion = lineage.resolve(candidate.target.name, "champion")
         against = champion is None or champion.label in (candidate.target.parent, candidate.target.label)

@@ -20,6 +20,7 @@ from tasks.drafter.export import read_card
 from tasks.evaluate import evidence
 from tasks.quant.schemes import SchemeError
 from tasks.release.candidate import TABLE, Candidate, gather
+from tasks.release.decision import decide
 from tasks.release.gates import judge
 
 HEAD = {
@@ -75,10 +76,13 @@ def test_all_three_are_linked_and_unproven_and_no_release_serves_them(home, mode
     assert (card.kind, card.layer_ids, card.num_speculative_tokens) == ("eagle3", [2, 4, 5], 3)
     assert check(lineage, store, "mine") == []
 
-    gather(lineage, store, Candidate(target=target, drafter=None, quant=None), home)
-    subjects = {"target": target.subject, "safety": f"release of {target.subject}"}
-    verdicts = judge(evidence.read(home / TABLE), DEFAULT_GATES, subjects, has_parent=False)
-    assert {v.name: v.verdict for v in verdicts}["target measured"] == "fail"
+    candidate = Candidate(target=target, drafter=drafter, quant=quant)
+    gather(lineage, store, candidate, home)
+    verdicts = judge(evidence.read(home / TABLE), DEFAULT_GATES, candidate.subjects, has_parent=False)
+    decision = decide(verdicts, drafter=True, quant=True)
+    assert not decision.drafter and not decision.quant
+    assert any("acceptance_length was never measured" in reason for reason in decision.reasons)
+    assert any("quant_kl was never measured" in reason for reason in decision.reasons)
 
 
 @pytest.mark.parametrize(
