@@ -25,7 +25,7 @@ NEXT = {
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     group = typer.Typer(
-        help="Adopt what was made elsewhere. It is unproven: no release serves a drafter or quant until it is measured.",
+        help="Adopt what was made elsewhere. No release serves such a drafter or quant until it is measured.",
         no_args_is_help=True,
     )
     for command in (target, drafter, quant):
