@@ -80,6 +80,8 @@ def quantize(
         measured = [measured.measurement for measured in (tried, retrained) if measured]
         evidence = write_evidence(chosen.target, quant, base.artifact, copy.artifact, measured, prompts, config)
         quant = lineage.attach_evidence(quant, evidence)
+        if chosen.target.unproven:
+            lineage.attach_evidence(chosen.target, evidence)
         announce(lineage, MEASURED["quant"], quant, by="quantize" if run is None else "loop")
         outcome = QuantizeOutcome(
             run=key,

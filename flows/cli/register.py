@@ -16,7 +16,7 @@ Folder = Annotated[Path, typer.Argument(help="Its folder. Its files are shared w
 Target = Annotated[str, typer.Option("--target", help="The version that it was made for: a number, or smol/3.")]
 
 NEXT = {
-    "target": "`lockstep quantize` and `lockstep drafter` follow; `lockstep automate` lets them follow by themselves",
+    "target": "`lockstep quantize` measures it, `lockstep drafter` follows; `lockstep automate` starts both",
     "drafter": "`lockstep watch --set watch.target={target}` measures it",
     "quant": "`lockstep quantize --set quantize.adopted={label}` measures it",
 }
@@ -25,7 +25,7 @@ NEXT = {
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     group = typer.Typer(
-        help="Adopt what was made elsewhere. No release serves such a drafter or quant until it is measured.",
+        help="Adopt what was made elsewhere. It is unproven: no release serves it until it is measured.",
         no_args_is_help=True,
     )
     for command in (target, drafter, quant):

@@ -51,6 +51,7 @@ class Gate(Section):
 
 DEFAULT_GATES = [
     Gate(name="lineage intact", part="safety", figure="lineage_problems", comparison="==", bound=0),
+    Gate(name="adopted target measured", part="target", figure="target_proven", comparison="==", bound=1),
     Gate(
         name="measured against the champion",
         part="target",

@@ -63,6 +63,12 @@ def rows(
     return found
 
 
+def of_base(rows: Sequence[dict], subject: str) -> list[dict]:
+    """The accuracy of the base among the `rows` about its quant, as rows about the base: task_accuracy by domain."""
+    asked = [r for r in rows if r["figure"] == TASK_FIGURES[0]]
+    return [r | {"figure": "task_accuracy", "subject": subject} for r in asked]
+
+
 def _recovery(compared: list[dict]) -> Iterator[dict]:
     """quant_recovery by domain: accuracy of the quant over that of the base, from the rows of their paired difference;
     its interval is the difference's, the base's accuracy taken as it is. None where the base answers nothing right."""

@@ -142,7 +142,8 @@ def write_evidence(
     prompts: Prompts,
     config: QuantizeFlowConfig,
 ) -> ArtifactRef:
-    """The evidence table about the quant in the store, from the views of its base and of itself. drafted: the quant
+    """The evidence table about the quant in the store, from the views of its base and of itself, and what that says of
+    the base alone. drafted: the quant
     with its target's drafter, as it is and retrained, as far as there are."""
     store = open_store()
     rows = figures.rows(
@@ -155,6 +156,7 @@ def write_evidence(
         subject=quant.subject,
         concurrency=config.drafter.eval_concurrency,
     )
+    rows += figures.of_base(rows, target.subject)
     with tempfile.TemporaryDirectory() as folder:
         table = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=COMMAND)
         evidence.write(table, Path(folder) / TABLE)

@@ -84,6 +84,10 @@ def gather(lineage: Lineage, store: Store, candidate: Candidate, folder: Path) -
             subject=candidate.subjects["safety"],
         )
     ]
+    measured_at_all = 0.0 if candidate.target.unproven else 1.0
+    rows.append(
+        evidence.row("target_proven", measured_at_all, n=1, unit="1 or 0", subject=candidate.subjects["target"])
+    )
     if candidate.target.parent:
         champion = lineage.resolve(candidate.target.name, "champion")
         against = champion is None or champion.label in (candidate.target.parent, candidate.target.label)
