@@ -49,7 +49,9 @@ def table(rows: Sequence[dict], *, engine: str, hardware: str, command: str) -> 
 
 
 def concat(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Evidence of several phases as one table."""
+    """Evidence of several phases as one table, empty where there is none."""
+    if not tables:
+        return table([], engine="", hardware="", command="")
     return pd.concat(tables, ignore_index=True).astype(COLUMNS)
 
 
