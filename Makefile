@@ -1,5 +1,6 @@
 # make loop    the whole loop on SmolLM2-135M-Instruct, from an empty checkout
 # make test    the suite
+# make soak    30 times kill -9 at random while loops run; KILLS and SEED choose others (half an hour)
 # make down    stop what was started
 VARIANT ?= cpu
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -8,7 +9,7 @@ VENV := .venv
 INSTALLED := $(VENV)/installed-$(VARIANT)
 LOCKSTEP := $(VENV)/bin/lockstep
 
-.PHONY: help install up loop down test lint
+.PHONY: help install up loop down test soak lint
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -32,6 +33,9 @@ down:
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest
+
+soak: $(INSTALLED)
+	$(VENV)/bin/python tests/soak.py --kills $(or $(KILLS),30) --seed $(or $(SEED),1)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
