@@ -40,7 +40,7 @@ class DeltaMeasurement:
     options = DeltaOptions
 
     def measure(self, config: RLFlowConfig, options: DeltaOptions, say: Callable[[str], None]) -> Measured:
-        """Raises MeasureError for adapters, for several ranks, and when training made no two checkpoints."""
+        """Raises MeasureError for adapters, for several ranks, and when the last step changed nothing."""
         from infra.store.models import resolve
 
         base, table = resolve(config.target.source), []
@@ -77,7 +77,13 @@ def _train(
     found = sorted((workdir / "checkpoints").glob("step-*/weights-00000.safetensors"))
     if len(found) < 2:
         raise MeasureError(f"{len(found)} checkpoints were made by {options.steps} steps: two are compared")
-    return load_file(found[-2]), load_file(found[-1])
+    before, after = load_file(found[-2]), load_file(found[-1])
+    if all(tensor.equal(after[name]) for name, tensor in before.items()):
+        raise MeasureError(
+            f"step {options.steps} changed nothing, for all answers to a prompt got one reward: take more --steps, "
+            f"or raise rl.prompts_per_step"
+        )
+    return before, after
 
 
 def _move(
