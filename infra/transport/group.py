@@ -85,7 +85,9 @@ def broadcast(
 
     Raises SyncError when none arrives for `stall_s` seconds, when a member is gone, or once `cancelled()`.
     """
-    works = [group.broadcast([bucket], dist.BroadcastOptions()) for bucket in buckets]
+    options = dist.BroadcastOptions()
+    options.timeout = timedelta(seconds=2 * stall_s)  # the group's own end, should nobody look here in time
+    works = [group.broadcast([bucket], options) for bucket in buckets]
     for done, work in enumerate(works):
         started = time.monotonic()
         while not work.is_completed():

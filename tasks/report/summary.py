@@ -170,6 +170,7 @@ class GateVerdict(Record):
     counts: bool = False
     needed_n: int | None = None
     reason: str = ""
+    waived: str = ""
 
 
 class Released(Record):

@@ -6,7 +6,8 @@ import pytest
 
 from infra.services import pools
 
-STEPS = ("tasks.rl.steps", "tasks.drafter.steps", "tasks.drafter.watch", "tasks.quant.steps", "tasks.release.steps")
+DRAFTER = ("tasks.drafter.gathering", "tasks.drafter.steps", "tasks.drafter.training", "tasks.drafter.watch")
+STEPS = ("tasks.rl.steps", *DRAFTER, "tasks.quant.steps", "tasks.release.steps")
 
 
 @pytest.mark.parametrize(
