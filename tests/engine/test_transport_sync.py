@@ -103,7 +103,8 @@ def test_requests_in_flight(rollout, versions, run, in_flight):
 
 
 def test_an_engine_that_decodes_while_updates_are_prepared_computes_as_if_alone(rollout, versions, run):
-    """Kernels of two threads share a scratchpad: without the lock about every fifth update fails."""
+    """Kernels of two threads share a scratchpad: without the lock about every fifth update fails, both models' 24 pass
+    once in 200 times."""
     handle, trainer, sender = rollout
 
     async def check():
@@ -124,7 +125,7 @@ def test_an_engine_that_decodes_while_updates_are_prepared_computes_as_if_alone(
                 return got
 
             asking = asyncio.gather(*(ask() for _ in range(4)))
-            for _ in range(25):
+            for _ in range(12):
                 await sync([client], sender.publish(next(versions), trainer.weights().items()))
             synced.set()
             assert all(tokens == alone for got in await asking for tokens in got)
