@@ -102,6 +102,25 @@ def test_a_gate_refuses_with_exit_code_3_and_says_which_figure_fell_short(trip, 
     assert aliases["champion"] == f"tiny-release/{trip['versions']['release']}"
 
 
+def test_a_fleet_serves_the_champion_and_a_release_takes_over_in_it(trip, services, lockstep):
+    quick = [*LLAMA, "--set", "release.fleet.hold_s=0", "--set", "release.fleet.probes=3"]
+    champion = f"tiny-release/{trip['versions']['release']}"
+    assert f"serves {champion} as model tiny" in ok(lockstep("serve", *quick, "--port", "18452"))
+    released = json.loads(ok(lockstep("release", *quick, "--local", "--json")))
+    assert released["address"] == "http://127.0.0.1:18452" and released["release"] != champion
+    asked = {"model": "tiny", "prompt": "Hello", "max_tokens": 3}
+    answer = httpx.post(f"{released['address']}/v1/completions", json=asked)
+    parts = [released[part] for part in ("target", "drafter", "quant") if released[part]]
+    assert answer.status_code == 200 and answer.headers["x-lockstep-serves"].split() == parts
+    serving = json.loads(ok(lockstep("status", "--json")))["serving"]
+    assert serving["stable"].split() == parts and (serving["cut"], serving["failed"]) == (0, 0)
+    assert "the same verdict as then" in ok(lockstep("rejudge", released["release"]))
+    back = json.loads(ok(lockstep("rollback", "--name", "tiny", "--json")))
+    assert back == {"champion": champion, "before": released["release"]}
+    assert httpx.post(f"{released['address']}/v1/completions", json=asked).status_code == 200
+    assert "the fleet has ended" in lockstep("serve", "--stop").stderr
+
+
 @pytest.mark.timeout(1200)
 def test_a_loop_killed_again_and_again_continues_and_no_dead_run_stays_running(services, lockstep, prefect_api):
     """A Qwen3 with an untied head, the second family: killed three times, it ends as if never."""
