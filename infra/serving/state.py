@@ -5,6 +5,7 @@ The wish outlives both sides: a fleet that starts again serves what was last wis
 
 import hashlib
 from pathlib import Path
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -47,12 +48,36 @@ class Triple(_Frozen):
         return " ".join(self.parts.values())
 
 
-class Wish(_Frozen):
+class _Kept(_Frozen):
+    """What one file in the fleet's folder holds."""
+
+    FILE: ClassVar[str]
+
+    @classmethod
+    def path(cls) -> Path:
+        return home() / "fleet" / cls.FILE
+
+    @classmethod
+    def read(cls) -> Self | None:
+        """What was written last, None before the first time."""
+        try:
+            return cls.model_validate_json(cls.path().read_text())
+        except FileNotFoundError:
+            return None
+
+    def write(self) -> None:
+        """Replace the file in one step."""
+        write_json(self.path(), self.model_dump(mode="json"))
+
+
+class Wish(_Kept):
     """What the fleet shall serve.
 
     name: of the target. stable: serves `100 - share` percent of the requests; None serves nothing yet. canary: is
     started beside it and gets `share` percent. generation: counts the wishes.
     """
+
+    FILE = "wish.json"
 
     name: str
     config: FleetConfig
@@ -60,22 +85,6 @@ class Wish(_Frozen):
     stable: Triple | None = None
     canary: Triple | None = None
     share: int = 0
-
-    @staticmethod
-    def path() -> Path:
-        return home() / "fleet" / "wish.json"
-
-    @classmethod
-    def read(cls) -> "Wish | None":
-        """The last wish, None where there never was one."""
-        try:
-            return cls.model_validate_json(cls.path().read_text())
-        except FileNotFoundError:
-            return None
-
-    def write(self) -> None:
-        """Replace the wish in one step."""
-        write_json(self.path(), self.model_dump(mode="json"))
 
 
 class PoolState(_Frozen):
@@ -90,12 +99,14 @@ class PoolState(_Frozen):
     counters: Counters = Counters()
 
 
-class State(_Frozen):
+class State(_Kept):
     """What the fleet serves.
 
     pid: the fleet's process. generation: of the wish that the routes follow. pools: by key of their triple.
     cut: streams that ended with an error because their replica died. failed: requests that got no answer.
     """
+
+    FILE = "state.json"
 
     pid: int
     generation: int = -1
@@ -105,19 +116,3 @@ class State(_Frozen):
     pools: dict[str, PoolState] = {}
     cut: int = 0
     failed: int = 0
-
-    @staticmethod
-    def path() -> Path:
-        return home() / "fleet" / "state.json"
-
-    @classmethod
-    def read(cls) -> "State | None":
-        """The last state that was written, None before the first."""
-        try:
-            return cls.model_validate_json(cls.path().read_text())
-        except FileNotFoundError:
-            return None
-
-    def write(self) -> None:
-        """Replace the state in one step."""
-        write_json(self.path(), self.model_dump(mode="json"))
