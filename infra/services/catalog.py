@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.services import postgres, seaweed, supervise
+from infra.services import environment, postgres, seaweed, supervise
 from infra.services.home import home
 from infra.services.profile import Profile
 from infra.services.record import Record
@@ -165,7 +165,11 @@ def _mlflow(profile: Profile) -> Service:
 
 def _worker() -> Service:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "lockstep", "--type", "process"]
-    env = {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_WORKER_HEARTBEAT_SECONDS": "10"}
+    env = {
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_WORKER_HEARTBEAT_SECONDS": "10",
+        "MLFLOW_TRACKING_URI": environment.of_user("MLFLOW_TRACKING_URI"),  # each run looks for itself where it is
+    }
     return Service("worker", lambda port: [*command, "--name", "worker"], env=env)
 
 

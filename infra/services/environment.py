@@ -21,6 +21,8 @@ QUIET = {
     "TQDM_DISABLE": "1",  # our own progress line says what runs
 }
 
+_applied: dict[str, str] = {}
+
 
 def variables() -> dict[str, str]:
     """Telemetry off, Prefect and its results under `home()`, and the addresses of the services that `lockstep up`
@@ -41,14 +43,23 @@ def variables() -> dict[str, str]:
     if profile.current() == "team":
         # what the server says while PostgreSQL comes back
         wanted["PREFECT_CLIENT_RETRY_EXTRA_CODES"] = "500"
-    if (tracking := _tracking_uri()) is not None:
-        wanted["MLFLOW_TRACKING_URI"] = tracking
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    if tracking := Record.read("mlflow"):
+        wanted["MLFLOW_TRACKING_URI"] = tracking.address
+    return {name: of_user(name) or value for name, value in wanted.items()}
 
 
 def apply() -> None:
     """Set `variables` in this process. Prefect reads them once, on import: call this before."""
-    os.environ.update(variables())
+    wanted = variables()
+    _applied.update({name: value for name, value in wanted.items() if of_user(name) is None})
+    os.environ.update(wanted)
+
+
+def of_user(name: str) -> str | None:
+    """The variable `name` as this process was given it; None where it has none, or one that `apply` set: what was true
+    then, before a service started or moved, must not pass for the user's wish."""
+    value = os.environ.get(name)
+    return None if value == _applied.get(name) else value
 
 
 def tracking_uri() -> str:
@@ -56,13 +67,8 @@ def tracking_uri() -> str:
 
     Raises ServiceError when the books of this home are in PostgreSQL and MLflow was not started.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or _tracking_uri()
-    if uri is None:
+    if uri := variables().get("MLFLOW_TRACKING_URI", os.environ.get("MLFLOW_TRACKING_URI")):
+        return uri
+    if profile.current() == "team":
         raise ServiceError("the services of profile team are not running: start them with `lockstep up`")
-    return uri
-
-
-def _tracking_uri() -> str | None:
-    if server := Record.read("mlflow"):
-        return server.address
-    return None if profile.current() == "team" else f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    return f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"

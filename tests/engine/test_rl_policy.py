@@ -148,7 +148,6 @@ def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
     assert table["staleness_max"].max() in (1, 2)
     assert (table["stale"] == 0).all() and (table["groups"] == 16).all()
     assert table[["engine_idle_share", "trainer_idle_share", "decode_share"]].stack().dropna().between(0, 1).all()
-    assert table["preemptions"].sum() > 0  # an update takes the cache of the requests in flight, whatever room there is
     assert table["k3"].iloc[-1] > 1e-7  # old policies sampled, and the correction's log-ratios say so
 
 

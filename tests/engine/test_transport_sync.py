@@ -5,6 +5,7 @@ from transport_trainer import PROMPT, Trainer, distance, engine_logprobs
 
 from infra.engine.client import EngineClient
 from infra.engine.launch import start
+from infra.engine.load import LoadMeter
 from infra.engine.spec import EngineSpec, Role
 from infra.transport.shm import ShmSender
 from infra.transport.sync import sync, verify
@@ -66,7 +67,7 @@ def test_requests_in_flight(rollout, versions, run, in_flight):
     tokens = 200
 
     async def check():
-        async with EngineClient(handle) as client:
+        async with EngineClient(handle) as client, LoadMeter([client]) as meter:
             version = str(next(versions))
             trainer.step()
             published = sender.publish(int(version), trainer.weights().items())
@@ -93,7 +94,8 @@ def test_requests_in_flight(rollout, versions, run, in_flight):
                 assert cut and all(len(a.token_ids) < tokens and a.weight_versions[0][0] != version for a in cut)
             else:
                 assert not cut and all(len(answer.token_ids) == tokens for answer in answers)
-            if in_flight == "keep":
+            if in_flight == "keep":  # an update takes the cache of what is in flight, whatever room there is
+                assert (await meter.take())["preemptions"] > 0
                 assert any(len(span) == 2 and span[1] == version for span in spans)
             else:
                 assert all(len(span) <= 1 for span in spans)

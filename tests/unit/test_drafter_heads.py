@@ -186,12 +186,14 @@ def test_training_repeats_itself_whatever_the_strides(target, states, worker):
 
 
 def test_a_killed_training_goes_on_bit_for_bit(target, states, worker, tmp_path):
-    """Killed after its first checkpoint; what a kill leaves of an unfinished one is no checkpoint."""
+    """Killed after its first checkpoint; what a kill leaves of an unfinished one is no checkpoint. Sums are bit for bit
+    those of as many threads."""
     config, checkpoint = CONFIG.model_copy(update={"checkpoint_every": 2}), tmp_path / "head.pt"
     script = textwrap.dedent(f"""
-        import os, signal
+        import os, signal, torch
         from pathlib import Path
         from infra.config.drafter import DrafterConfig
+        torch.set_num_threads({torch.get_num_threads()})
         from tasks.drafter.worker import TrainerWorker
         worker = TrainerWorker()
         worker.begin(Path({str(target)!r}), Path({str(states)!r}), DrafterConfig(**{config.model_dump()!r}), None)
