@@ -82,3 +82,21 @@ class Store(Protocol):
 
     def delete(self, ref: ArtifactRef) -> None:
         """Remove the artifact: its manifest first, so that it is never seen in part. Raises ArtifactMissing."""
+
+
+def check_held(held: Manifest, ref: ArtifactRef, where: object) -> None:
+    """Raise ArtifactConflict when what a store at `where` holds under the name of `ref` is of other content."""
+    if held.digest != ref.digest:
+        raise ArtifactConflict(
+            f"{ref.name} in {where} holds {held.digest}, not the wanted {ref.digest}: another content was committed "
+            f"under this name"
+        )
+
+
+def check_unchanged(held: Manifest, new: Manifest, where: object) -> None:
+    """Raise ArtifactConflict when `new` is of other content than what a store at `where` holds under its name."""
+    if held.digest != new.digest:
+        raise ArtifactConflict(
+            f"{new.name} in {where} already holds {held.digest}, made by {held.producer}: the new content {new.digest} "
+            f"needs another name"
+        )

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull
+from infra.store.base import ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull, check_held, check_unchanged
 from infra.store.disk import place, sync, write
 from infra.store.manifest import HASH_THREADS, MANIFEST, Manifest, build, check_name, files_of, hash_files
 from infra.store.refs import ArtifactRef
@@ -55,7 +56,7 @@ class LocalStore:
                 place(folder, stage, paths)
                 manifest = build(hash_files(stage, paths), kind, producer, inputs, name)
                 if self._is_there(manifest):
-                    write(self.root / _WANTED / manifest.name, "")
+                    self._want(manifest.name)
                 else:
                     self._commit(stage, manifest)
         except ValueError as error:
@@ -91,11 +92,7 @@ class LocalStore:
     def manifest(self, ref: ArtifactRef) -> Manifest:
         """See `Store.manifest`."""
         manifest = self._read(self._path(ref.name))
-        if manifest.digest != ref.digest:
-            raise ArtifactConflict(
-                f"{ref.name} in {self.root} holds {manifest.digest}, not the wanted {ref.digest}: "
-                f"another content was committed under this name"
-            )
+        check_held(manifest, ref, self.root)
         return manifest
 
     def verify(self, ref: ArtifactRef) -> None:
@@ -132,6 +129,11 @@ class LocalStore:
             self.delete(ref)
             return True
 
+    def _want(self, name: str) -> None:
+        path, now = self.root / _WANTED / name, time.time_ns()
+        write(path, "")
+        os.utime(path, ns=(now, now))  # the clock by which the kernel dates files is milliseconds behind
+
     def _commit(self, stage: Path, manifest: Manifest) -> None:
         with ThreadPoolExecutor(HASH_THREADS) as pool:
             list(pool.map(sync, [stage / f.path for f in manifest.files]))
@@ -156,11 +158,7 @@ class LocalStore:
             held = self._read(self._path(manifest.name))
         except ArtifactMissing:
             return False
-        if held.digest != manifest.digest:
-            raise ArtifactConflict(
-                f"{manifest.name} in {self.root} already holds {held.digest}, made by {held.producer}: "
-                f"the new content {manifest.digest} needs another name"
-            )
+        check_unchanged(held, manifest, self.root)
         return True
 
     def _read(self, folder: Path) -> Manifest:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError
+from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError, check_held, check_unchanged
 from infra.store.local import LocalStore
 from infra.store.manifest import FileEntry, Manifest, build, check_name, files_of, hash_files
 from infra.store.refs import ArtifactRef
@@ -83,11 +83,7 @@ class S3Store:
         """See `Store.manifest`."""
         with self._speaking(f"reading {ref.name}"):
             manifest = self._read(ref.name)
-        if manifest.digest != ref.digest:
-            raise ArtifactConflict(
-                f"{ref.name} in {self.url} holds {manifest.digest}, not the wanted {ref.digest}: "
-                f"another content was committed under this name"
-            )
+        check_held(manifest, ref, self.url)
         return manifest
 
     def verify(self, ref: ArtifactRef) -> None:
@@ -200,11 +196,7 @@ class S3Store:
             held = self._read(manifest.name)
         except ArtifactMissing:
             return False
-        if held.digest != manifest.digest:
-            raise ArtifactConflict(
-                f"{manifest.name} in {self.url} already holds {held.digest}, made by {held.producer}: "
-                f"the new content {manifest.digest} needs another name"
-            )
+        check_unchanged(held, manifest, self.url)
         return True
 
     def _is_whole(self, manifest: Manifest, file: FileEntry) -> bool:
