@@ -2,9 +2,7 @@
 
 import atexit
 import gc
-import logging
 import os
-import socket
 import threading
 import uuid
 import weakref
@@ -13,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from infra.cluster.connection import Connection
 from infra.cluster.placement import PlacementError, Resources
 from infra.engine.errors import EngineError
 from infra.engine.flags import SLEEPING_THREADS
@@ -20,11 +19,8 @@ from infra.engine.pin import accelerated
 from infra.engine.spec import EngineHandle, EngineSpec
 from infra.services.home import home
 
-ADDRESS_VARIABLE = "LOCKSTEP_RAY_ADDRESS"
-_OBJECT_STORE_BYTES = 128 * 2**20  # weights and hidden states never travel through it
 _POLL_S = 2.0
 _FREE_S = 60.0
-_ANSWER_S = 10.0
 _INHERITED = ("LOCKSTEP_", "HF_", "VLLM_", "TRANSFORMERS_", "MLFLOW_", "PREFECT_", "PYTHONPATH")
 
 _current: "Session | None" = None
@@ -45,7 +41,7 @@ class Session:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._keeper: _Keeper | None = None
+        self._connection: Connection | None = None
         self._lock = threading.RLock()
         self._hosts: list[Any] = []
         self._shared_host: Any = None
@@ -141,28 +137,28 @@ class Session:
     def close(self) -> None:
         """End every engine and worker, and Ray itself if this process started it. May be called again."""
         with self._lock:
-            if self._keeper is None or self.pid != os.getpid():
+            if self._connection is None or self.pid != os.getpid():
                 return
             import ray
 
             for host in self._hosts:
                 ray.kill(host)
             self._hosts, self._shared_host = [], None
-            self._keeper.close()
-            self._keeper = None
+            self._connection.close()
+            self._connection = None
 
     def _ray(self):
         import ray
 
         with self._lock:
-            if self._keeper is None:
-                self._keeper = _Keeper()
+            if self._connection is None:
+                self._connection = Connection()
                 atexit.register(self.close)  # after Ray has registered its own, so that this one runs first
         return ray
 
     def _environment(self) -> dict[str, str]:
         """Variables that a worker on another machine, or of a Ray that was started elsewhere, would not have."""
-        return {} if self._keeper.local else {n: v for n, v in os.environ.items() if n.startswith(_INHERITED)}
+        return {} if self._connection.local else {n: v for n, v in os.environ.items() if n.startswith(_INHERITED)}
 
     def _warm_up(self) -> None:
         self._ray()
@@ -222,7 +218,7 @@ class Session:
             self._shared_host = None if host is self._shared_host else self._shared_host
 
     def _free(self, group: Any) -> None:
-        if group is not None and self._keeper is not None:
+        if group is not None and self._connection is not None:
             self._ray().util.remove_placement_group(group)
 
     def _reserve(self, need: Resources) -> Any:
@@ -241,62 +237,6 @@ class Session:
             have = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0))
             raise PlacementError(f"a worker needs {need}, but only {have} are free: other workers hold the rest")
         return group
-
-
-class _Keeper:
-    """A thread that connects to Ray and then lives as long as the connection: the kernel ends the processes of a local
-    Ray together with the thread that started them, and callers' threads come and go."""
-
-    def __init__(self) -> None:
-        self.local = False
-        self._error: BaseException | None = None
-        self._connected, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
-        self._thread.start()
-        self._connected.wait()
-        if self._error:
-            raise self._error
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        import ray
-
-        try:
-            self._connect(ray)
-        except BaseException as error:  # raised in the caller's thread
-            self._error = error
-            return
-        finally:
-            self._connected.set()
-        self._closing.wait()
-        ray.shutdown()
-
-    def _connect(self, ray) -> None:
-        address = os.environ.get(ADDRESS_VARIABLE)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
-        if address:
-            _check_answers(address)
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-            return
-        self.local = True
-        cpus = len(os.sched_getaffinity(0))
-        ray.init(address="local", num_cpus=cpus, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
-
-
-def _check_answers(address: str) -> None:
-    """Ray itself tries for minutes before it says so."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
-    except (OSError, ValueError) as error:
-        raise PlacementError(
-            f"no Ray cluster answers at {address} ({error}): start it, or unset {ADDRESS_VARIABLE}"
-        ) from error
 
 
 def _options(reserve: Resources, group: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rl_letters
 
-from infra.cluster.session import ADDRESS_VARIABLE
+from infra.cluster.connection import ADDRESS_VARIABLE
 from infra.config.flows import RLFlowConfig
 from infra.config.rl import JsonlEnvironment, RLConfig
 from infra.config.target import ClusterConfig, EngineConfig

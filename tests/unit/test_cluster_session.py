@@ -3,8 +3,9 @@ import threading
 
 import pytest
 
+from infra.cluster.connection import ADDRESS_VARIABLE
 from infra.cluster.placement import PlacementError
-from infra.cluster.session import ADDRESS_VARIABLE, Session
+from infra.cluster.session import Session
 from infra.cluster.session import session as shared_session
 from infra.engine.errors import EngineError
 from infra.engine.spec import EngineSpec, Role
