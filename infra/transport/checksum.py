@@ -1,9 +1,8 @@
-"""A checksum of tensors that is fast on CPU and GPU, does not mind transposed memory, and adds up over shards.
+"""A checksum of tensors that is fast on CPU and GPU and does not mind transposed memory.
 
 The bits of the values, as integers w[i, j], are summed over each row and over each column modulo 2^32. Row sums and
 column sums are each weighted by pseudo-random odd numbers of their index and summed modulo 2^32; the two results are
-the checksum. Any change of one value, row, column, or of their order changes it, and the checksums of disjoint shards,
-each taken at its place in the whole, add up to the checksum of the whole.
+the checksum. Any change of one value, row, column, or of their order changes it.
 
 Zeros of either sign and, for float32 and bfloat16, numbers below the normal range count as +0: matrix kernels return
 them as such.
@@ -32,9 +31,9 @@ class Margins:
         self.rows[row : row + part.shape[0]] += bits.sum(1, dtype=torch.int32)
         self.columns[column : column + part.shape[1]] += bits.sum(0, dtype=torch.int32)
 
-    def digest(self, row: int = 0, column: int = 0) -> str:
-        """16 hexadecimal digits; row, column: place of this matrix in the whole that it is a shard of."""
-        return f"{_weighted(self.rows, row, 0x2545F491):08x}{_weighted(self.columns, column, 0x9E3779B9):08x}"
+    def digest(self) -> str:
+        """16 hexadecimal digits."""
+        return f"{_weighted(self.rows, 0x2545F491):08x}{_weighted(self.columns, 0x9E3779B9):08x}"
 
 
 def checksum(tensor: torch.Tensor) -> str:
@@ -44,14 +43,6 @@ def checksum(tensor: torch.Tensor) -> str:
     for start, block in blocks(matrix):
         margins.add(block, row=start)
     return margins.digest()
-
-
-def combine(digests: Iterable[str]) -> str:
-    """Checksum of the whole from those of disjoint shards that cover it."""
-    rows = columns = 0
-    for digest in digests:
-        rows, columns = rows + int(digest[:8], 16), columns + int(digest[8:], 16)
-    return f"{rows & _MASK:08x}{columns & _MASK:08x}"
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,8 +72,8 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     return flushed.view(torch.int16).to(torch.int32)
 
 
-def _weighted(sums: torch.Tensor, start: int, seed: int) -> int:
-    index = torch.arange(start, start + sums.numel(), dtype=torch.int64, device=sums.device)
+def _weighted(sums: torch.Tensor, seed: int) -> int:
+    index = torch.arange(sums.numel(), dtype=torch.int64, device=sums.device)
     mixed = ((index + seed) * 0x9E3779B1) & _MASK
     mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA6B) & _MASK
     mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
