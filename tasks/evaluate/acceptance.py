@@ -154,8 +154,7 @@ def acceptance_rows(counters: SpeculationCounters, labels: dict) -> list[dict]:
     n = counters.drafts
     if not n:
         return []
-    rates = [accepted / n for accepted in counters.accepted_per_position]
-    length = 1 + counters.accepted_tokens / n
+    rates, length = counters.acceptance_rates, counters.acceptance_length
     variance = sum((2 * i - 1) * rate for i, rate in enumerate(rates, 1)) - sum(rates) ** 2
     half = Z * math.sqrt(max(variance, 0.0) / n)
     ends = dict(low=length - half, high=length + half)
