@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from infra.config.target import EngineConfig
 from infra.engine.flags import SLEEPING_THREADS
@@ -16,6 +17,8 @@ from infra.store.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.update(SLEEPING_THREADS)  # before torch is loaded
+settings.register_profile("unhurried", deadline=None, derandomize=True)  # what passes does not depend on the machine
+settings.load_profile("unhurried")
 
 ENGINES_AT_ONCE = 2
 """Engines kept running: one more costs memory and, with every request, time of the two cores."""

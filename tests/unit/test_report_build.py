@@ -33,7 +33,7 @@ def figures(page: str) -> list[str]:
 class Balance(HTMLParser):
     """Opened and not yet closed elements."""
 
-    VOID = ("meta", "link", "br", "input", "line", "circle", "rect", "path", "polyline")
+    VOID = ("meta", "link", "br", "wbr", "input", "line", "circle", "rect", "path", "polyline")
 
     def __init__(self) -> None:
         super().__init__()
