@@ -72,6 +72,15 @@ def engine(tmp_path_factory) -> Iterator[Callable[[EngineSpec], Engine]]:
         one.stop()
 
 
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory) -> Iterator[str]:
+    """The address of object storage with a bucket `artifacts`; who may use it is in `weed.KEYS`."""
+    from weed import seaweedfs
+
+    with seaweedfs(tmp_path_factory.mktemp("weed"), volumes=20, volume_mb=64) as url:
+        yield url
+
+
 @pytest.fixture
 def run() -> Callable[[Coroutine], object]:
     """`run(coroutine)`: its result, from an event loop of its own."""

@@ -1,6 +1,5 @@
 """The `rl` section: reinforcement learning on verifiable rewards."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -223,10 +222,12 @@ class RLConfig(Section):
     """Tokens of one forward and backward pass. The prompt of a group is counted once, padding does not occur."""
     transport: Literal["shm", "ipc", "nccl", "store"] = "shm"
     """How weights reach the engines. shm: memory shared on one host; ipc: the trainer's own GPU memory, engines on the
-    same GPU; nccl: broadcast to engines on other GPUs or hosts (gloo on CPU); store: files in `transport_folder`."""
-    transport_folder: Path | None = None
-    """Folder that trainer and engines share, for transport `store`: whole versions, and between them only the values
-    that changed. By default a folder of the run's own on this host."""
+    same GPU; nccl: broadcast to engines on other GPUs or hosts (gloo on CPU); store: files in `transport_folder`, which
+    may be a bucket."""
+    transport_folder: str | None = None
+    """What trainer and engines share, for transport `store`: a folder, or `s3://bucket/prefix`, with credentials as the
+    artifact store takes them. It gets whole versions, and between them only the values that changed. By default a
+    folder of the run's own on this host."""
     transport_stall_s: float = Field(30.0, gt=0)
     """A broadcast without progress for so long is given up on both sides, seconds."""
     eval_prompts: int = Field(64, ge=1)

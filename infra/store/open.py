@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from infra.services import profile, seaweed
@@ -9,6 +10,9 @@ from infra.services.home import home
 from infra.services.record import Record, ServiceError
 from infra.store.base import Store, StoreError
 from infra.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from infra.store.s3_client import Access
 
 
 def open_store(url: str | None = None) -> Store:
@@ -38,7 +42,15 @@ def open_store(url: str | None = None) -> Store:
         raise StoreError(f"artifact store {url!r}: {error}") from None
 
 
-def _own_access():
+def access_to(bucket: str) -> "Access | None":
+    """Who asks for objects in `bucket`: Lockstep itself for that of profile team, else whom boto3's own settings say.
+
+    Raises ServiceError when that storage was not started.
+    """
+    return _own_access() if profile.current() == "team" and bucket == seaweed.BUCKET else None
+
+
+def _own_access() -> "Access":
     from infra.store.s3_client import Access
 
     record = Record.read("seaweedfs")

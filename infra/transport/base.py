@@ -66,11 +66,11 @@ class Published(BaseModel):
 class Reach:
     """Whom a sender sends to.
 
-    folder: shared by trainer and engines; only the `store` transport needs one.
+    folder: shared by trainer and engines, or `s3://bucket/prefix`; only the `store` transport needs one.
     stall_s: a transfer that makes no progress for so many seconds is given up, on both sides.
     """
 
-    folder: Path | None = None
+    folder: Path | str | None = None
     stall_s: float = 30.0
 
 

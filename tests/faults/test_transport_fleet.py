@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from transport_trainer import Trainer, distance, engine_logprobs
+from weed import KEYS
 
 from infra.engine.client import EngineClient
 from infra.engine.launch import start
@@ -23,7 +24,16 @@ CLOSE = 2e-5
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory, tiny_llama, tiny_engine_config):
+def bucket(s3_endpoint):
+    """A place in object storage whose credentials this process and the engines that it starts have."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (KEYS | {"AWS_ENDPOINT_URL": s3_endpoint}).items():
+            patch.setenv(name, value)
+        yield "s3://artifacts/weights"
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory, tiny_llama, tiny_engine_config, bucket):
     spec = EngineSpec(model=tiny_llama, role=Role.rollout, config=tiny_engine_config)
     logs = tmp_path_factory.mktemp("logs")
     with start(spec, logs) as first, start(spec, logs) as second:
@@ -39,11 +49,13 @@ async def all_serve(clients: list[EngineClient], trainer: Trainer) -> bool:
     return all([distance(await engine_logprobs(client), trainer.logprobs()) < CLOSE for client in clients])
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_transport_brings_all_engines_to_each_version(engines, trainer, run, transport, tmp_path):
+@pytest.mark.parametrize(("transport", "where"), [*((name, "folder") for name in TRANSPORTS), ("store", "bucket")])
+def test_every_transport_brings_all_engines_to_each_version(engines, trainer, run, transport, where, bucket, tmp_path):
+    folder = bucket if where == "bucket" else tmp_path
+
     async def check():
         async with EngineClient(engines[0].handle()) as one, EngineClient(engines[1].handle()) as two:
-            with make_sender(transport, "float32", Reach(folder=tmp_path)) as sender:
+            with make_sender(transport, "float32", Reach(folder=folder)) as sender:
                 for version in (1, 2):
                     trainer.step()
                     published = sender.publish(version, trainer.weights().items(), engines=2)
