@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import random
+import shutil
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -13,15 +16,55 @@ from infra.config.target import EngineConfig
 from infra.engine.flags import SLEEPING_THREADS
 from infra.engine.launch import Engine, start
 from infra.engine.spec import EngineSpec
+from infra.lineage.client import connect
 from infra.store.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.update(SLEEPING_THREADS)  # before torch is loaded
+os.environ.update(SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"})  # before torch is loaded
 settings.register_profile("unhurried", deadline=None, derandomize=True)  # what passes does not depend on the machine
 settings.load_profile("unhurried")
 
 ENGINES_AT_ONCE = 2
 """Engines kept running: one more costs memory and, with every request, time of the two cores."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def environment_as_it_was() -> Iterator[None]:
+    """What a module's tests, or the code they call, leave in the environment is gone for the next."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def numbers_of_its_own() -> None:
+    """Every test draws the same random numbers and computes with one thread, alone or after any other: importing vLLM,
+    for one, changes how many threads torch has, and with them the order of its sums."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def empty_book(tmp_path_factory) -> Path:
+    """MLflow's tables in an SQLite file, with nothing in them."""
+    file = tmp_path_factory.mktemp("book") / "mlflow.db"
+    connect(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture(scope="session")
+def book(empty_book) -> Callable[[Path], str]:
+    """`book(file)`: the URI of a book of its own at `file`, there at once: MLflow takes seconds to make its tables."""
+
+    def copied(file: Path) -> str:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(empty_book, file)
+        return f"sqlite:///{file}"
+
+    return copied
 
 
 @pytest.fixture(scope="session")

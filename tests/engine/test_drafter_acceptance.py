@@ -53,6 +53,7 @@ class Made:
     target: Path
     answers: list[Answered]
     states: Path
+    capturing: EngineSpec
     start: Path
     head: Path
     result: TrainingResult
@@ -89,7 +90,15 @@ def made(request, tiny_llama, tiny_qwen3, engine, tiny_engine_config, tmp_path_f
     worker.export(folder / "head", tokenizer_digest(target), "float32")
     contract.check(folder / "head", target)
     return Made(
-        target, answers, folder / "states", folder / "start", folder / "head", worker.result(), held_out, without
+        target,
+        answers,
+        folder / "states",
+        capturing,
+        folder / "start",
+        folder / "head",
+        worker.result(),
+        held_out,
+        without,
     )
 
 
@@ -99,6 +108,52 @@ def served(made: Made, drafter: Path, config) -> EngineSpec:
 
 def acceptance_length(measurement: Measurement) -> float:
     return next(r["value"] for r in measurement.rows if r["figure"] == "acceptance_length")
+
+
+def test_streamed_states_train_as_stored_ones_do(made, engine, tmp_path):
+    """Half the budget holds two packs: training waits for capture and capture for training, and no state is kept."""
+    if "qwen3" not in made.target.name:
+        pytest.skip("one family is enough: states come the same way")
+    config = CONFIG.model_copy(update={"training_steps": 12, "patience": 0})
+    stored = HeadTrainer(made.target, made.states, config)
+    stored.advance(12)
+    held_out = [c.sequence.key for c in stored.held_out]
+    answers = {a.key: a for a in made.answers}
+    train = [answers[c.sequence.key] for c in stored.train]
+    with StatesWriter(tmp_path / "kept", LAYERS) as writer:
+        for one in stored.held_out:
+            writer.add(one)
+    sequences = [Sequence(**answered.model_dump()) for answered in train]
+    worker, seen = TrainerWorker(), []
+    worker.begin_streamed(made.target, tmp_path / "kept", held_out, sequences, config, None)
+
+    def consume(folder: Path, steps: int):
+        seen.append((steps, sum(p.stat().st_size for p in (tmp_path / "chunks").rglob("*.safetensors"))))
+        return pool.submit(worker.consume, folder, steps)
+
+    budget = 4 * 4 * 128 * len(LAYERS) * config.micro_batch_tokens
+    with ThreadPoolExecutor(1) as pool:
+        at = stream(
+            engine(made.capturing).handle(),
+            consume,
+            lambda training: training.result(),
+            train,
+            packs(sequences, config),
+            tmp_path / "chunks",
+            done=0,
+            layout=Layout(layer_ids=LAYERS, bytes_per_token=4 * 128 * len(LAYERS)),
+            budget_bytes=budget,
+            concurrency=4,
+            every=5,
+            steps=12,
+        )
+    assert at.finished and at.step == 12
+    assert worker.trainer.curve.loss[1:] == pytest.approx(stored.curve.loss[1:], rel=1e-4)
+    assert worker.trainer.curve.looks() == stored.curve.looks()
+    assert len(seen) > 3 and max(size for _, size in seen) <= budget
+    assert not (tmp_path / "chunks").exists()
+    with pytest.raises(CaptureError, match="raise drafter.capture_budget_gib"):
+        list(chunks(iter([[0, 1]]), [9, 9], 10, 100, most=5))
 
 
 def test_training_raises_acceptance_and_leaves_the_output(made, engine, tiny_engine_config):
@@ -164,49 +219,3 @@ def test_a_draft_model_is_distilled_and_served(made, engine, tiny_engine_config,
     again = TrainerWorker()
     again.begin_draft_model(made.target, made.answers, CONFIG, tmp_path / "small")
     assert Walk(expected.drafts, expected.accepted) == again.trainer.acceptance()
-
-
-def test_streamed_states_train_as_stored_ones_do(made, engine, tiny_engine_config, tmp_path):
-    """Half the budget holds two packs: training waits for capture and capture for training, and no state is kept."""
-    if "qwen3" not in made.target.name:
-        pytest.skip("one family is enough: states come the same way")
-    config = CONFIG.model_copy(update={"training_steps": 12, "patience": 0})
-    stored = HeadTrainer(made.target, made.states, config)
-    stored.advance(12)
-    held_out = [c.sequence.key for c in stored.held_out]
-    answers = {a.key: a for a in made.answers}
-    train = [answers[c.sequence.key] for c in stored.train]
-    with StatesWriter(tmp_path / "kept", LAYERS) as writer:
-        for one in stored.held_out:
-            writer.add(one)
-    sequences = [Sequence(**answered.model_dump()) for answered in train]
-    worker, seen = TrainerWorker(), []
-    worker.begin_streamed(made.target, tmp_path / "kept", held_out, sequences, config, None)
-
-    def consume(folder: Path, steps: int):
-        seen.append((steps, sum(p.stat().st_size for p in (tmp_path / "chunks").rglob("*.safetensors"))))
-        return pool.submit(worker.consume, folder, steps)
-
-    budget = 4 * 4 * 128 * len(LAYERS) * config.micro_batch_tokens
-    with ThreadPoolExecutor(1) as pool:
-        at = stream(
-            engine(capture_spec(made.target, tiny_engine_config, tmp_path / "staging")).handle(),
-            consume,
-            lambda training: training.result(),
-            train,
-            packs(sequences, config),
-            tmp_path / "chunks",
-            done=0,
-            layout=Layout(layer_ids=LAYERS, bytes_per_token=4 * 128 * len(LAYERS)),
-            budget_bytes=budget,
-            concurrency=4,
-            every=5,
-            steps=12,
-        )
-    assert at.finished and at.step == 12
-    assert worker.trainer.curve.loss[1:] == pytest.approx(stored.curve.loss[1:], rel=1e-4)
-    assert worker.trainer.curve.looks() == stored.curve.looks()
-    assert len(seen) > 3 and max(size for _, size in seen) <= budget
-    assert not (tmp_path / "chunks").exists()
-    with pytest.raises(CaptureError, match="raise drafter.capture_budget_gib"):
-        list(chunks(iter([[0, 1]]), [9, 9], 10, 100, most=5))

@@ -16,6 +16,7 @@ def test_what_engines_did_between_two_looks(engine, tiny_llama, tiny_engine_conf
 
     async def work() -> tuple[dict[str, float], dict[str, float]]:
         async with EngineClient(handle) as client, LoadMeter([client]) as meter:
+            await client.reset_prefix_cache()
             await client.generate(prompt, max_new_tokens=1, temperature=0.0)
             with meter.working():
                 sampling = dict(max_new_tokens=200, temperature=1.0, ignore_eos=True)

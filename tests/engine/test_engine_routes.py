@@ -22,8 +22,9 @@ RL_ROUTES = {
 }
 
 
-@pytest.fixture(params=Role)
+@pytest.fixture(scope="module", params=Role)
 def of_every_role(request, engine, tiny_llama, tiny_engine_config, tmp_path_factory):
+    """An engine of each role, one after the other: all tests of one role use the same."""
     capture = Capture(layer_ids=[2, 4, 8], folder=tmp_path_factory.getbasetemp() / "captured")
     return engine(
         EngineSpec(

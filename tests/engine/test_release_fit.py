@@ -19,8 +19,8 @@ FLAGS = dict.fromkeys(fit.NORM_FLAGS, False)
 
 
 @pytest.fixture(scope="module")
-def lineage(tmp_path_factory) -> Lineage:
-    return Lineage(f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}")
+def lineage(tmp_path_factory, book) -> Lineage:
+    return Lineage(book(tmp_path_factory.mktemp("lineage") / "mlflow.db"))
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,11 @@ GATES = [
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path):
+def house(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, book):
     """Lineage, store and configuration of a target of its own, as the environment gives them to every step."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
+        patch.setenv("MLFLOW_TRACKING_URI", book(home / "mlflow.db"))
         patch.setenv("LOCKSTEP_STORE", str(home / "artifacts"))
         config = ReleaseFlowConfig(
             target=TargetConfig(name="released", source=str(tiny_llama)),

@@ -148,7 +148,7 @@ def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
     assert table["staleness_max"].max() in (1, 2)
     assert (table["stale"] == 0).all() and (table["groups"] == 16).all()
     assert table[["engine_idle_share", "trainer_idle_share", "decode_share"]].stack().dropna().between(0, 1).all()
-    assert table["k3"].iloc[-1] > 1e-7  # old policies sampled, and the correction's log-ratios say so
+    assert table.loc[table["staleness_max"] > 0, "k3"].max() > 1e-7  # an old policy sampled: the log-ratios say so
 
 
 def test_a_killed_asynchronous_run_loses_no_finished_group_and_trains_on_none_twice(letters, tmp_path):

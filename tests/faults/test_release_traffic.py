@@ -21,13 +21,15 @@ from tasks.release.triple import Serving
 
 @pytest.fixture(scope="module")
 def config(tiny_llama):
-    return settings(tiny_llama, port=18431)
+    return settings(tiny_llama)
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory, config):
+def house(tmp_path_factory, config, book):
     """Lineage and fleet of a target that is served, and of nothing else."""
-    with serving(tmp_path_factory.mktemp("home"), config) as there:
+    home = tmp_path_factory.mktemp("home")
+    book(home / "mlflow.db")
+    with serving(home, config) as there:
         yield there
 
 
@@ -62,7 +64,8 @@ def test_clients_see_nothing_of_releases_rollbacks_and_dying_replicas(house, con
         load.wait_for(60)
     assert load.failed == []
     for state in fleet.states():
-        if state.pools[state.stable].restarts == 1 and state.pools[state.stable].ready == 2:
+        pool = state.pools[state.stable]
+        if pool.restarts == 1 and pool.ready == 2 and state.cut >= load.cut:
             break
     assert (state.cut, state.failed) == (load.cut, 0)
     assert list(state.pools) == [state.stable]
@@ -88,7 +91,7 @@ def test_a_release_that_fails_its_requests_is_taken_back(house, config, tiny_lla
 def test_the_fleet_comes_back_with_what_it_served(house, config):
     record, before = local.serve(print, Wish.read()), State.read()
     os.kill(record.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(record.pid)], timeout=60)
+    psutil.wait_procs([psutil.Process(record.pid)], timeout=120)
     assert not supervise.alive(record) and running("served") is None
     again = local.serve(print, Wish.read())
     assert again.address == record.address

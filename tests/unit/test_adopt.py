@@ -34,9 +34,10 @@ HEAD = {
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, book) -> Path:
     """A home of its own; no server is told of what is adopted."""
     monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path / "home"))
+    book(tmp_path / "home/mlflow/mlflow.db")
     for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "LOCKSTEP_STORE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -124,5 +125,11 @@ def test_a_folder_that_is_no_model_or_was_cut_off_is_refused(home, model):
     weights.unlink()
     weights.write_bytes(whole[:-1000])
     with pytest.raises(ModelError, match="model.safetensors is not a whole file of weights"):
+        adopt_target("mine", model)
+    weights.write_bytes(whole)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    with pytest.raises(ModelError, match="has 49152 tokens, the model 100: they do not match"):
         adopt_target("mine", model)
     assert Lineage().resolve("mine", "latest") is None

@@ -1,88 +1,24 @@
-"""Versions, links, aliases, runs and checks, in a real MLflow database."""
+"""Versions, links, aliases and runs, in a real MLflow database."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from lineage_maker import Maker
 
 from infra.config.target import TargetConfig
 from infra.lineage.aliases import aliases, nominate, promote, roll_back
-from infra.lineage.check import Problem, check
+from infra.lineage.check import check
 from infra.lineage.client import connect
 from infra.lineage.lineage import Lineage
 from infra.lineage.source import base_version
 from infra.lineage.tree import render, tree
-from infra.lineage.versions import ADOPTED, LINK, LineageError, Version
+from infra.lineage.versions import LineageError
 from infra.services.runs import Refused
-from infra.store.local import LocalStore
 from infra.store.models import ModelError
-from infra.store.refs import ArtifactRef
-
-
-@pytest.fixture(scope="module")
-def lineage(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
-    return Lineage(f"sqlite:///{tmp_path_factory.mktemp('book') / 'mlflow.db'}")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
-    return LocalStore(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A target of its own for each test."""
-    return request.node.originalname.replace("_", "-").replace("test-", "")
-
-
-class Maker:
-    """Registers versions of one target with artifacts of their own."""
-
-    def __init__(self, lineage: Lineage, store: LocalStore, name: str, folder: Path):
-        self.lineage, self.store, self.name, self.folder = lineage, store, name, folder
-        self.made = 0
-
-    def artifact(self, kind: str, table: pd.DataFrame | None = None, inputs: Sequence[ArtifactRef] = ()) -> ArtifactRef:
-        self.made += 1
-        folder = self.folder / str(self.made)
-        folder.mkdir()
-        if table is None:
-            (folder / "weights").write_text(f"{self.name} {kind} {self.made}")
-        else:
-            table.to_parquet(folder / "evidence.parquet")
-        return self.store.put(folder, kind, producer="a test", inputs=inputs)
-
-    def measured(self, version: Version, target: Version | None = None) -> Version:
-        """With evidence of a measurement of it, on `target`."""
-        table = pd.DataFrame({"figure": ["f"], "subject": [version.subject], "value": [float(self.made)]})
-        inputs = [version.artifact, *([target.artifact] if target else [])]
-        return self.lineage.attach_evidence(version, self.artifact("evidence", table, inputs))
-
-    def target(self, parent: Version | None = None) -> Version:
-        return self.measured(self.lineage.register_target(self.name, self.artifact("target"), parent=parent, run_id=""))
-
-    def drafter(self, target: Version) -> Version:
-        drafter = self.lineage.register_drafter(self.name, self.artifact("drafter"), target=target, run_id="")
-        return self.measured(drafter, target)
-
-    def quant(self, target: Version) -> Version:
-        quant = self.lineage.register_quant(self.name, self.artifact("quant"), target=target, run_id="")
-        return self.measured(quant, target)
-
-    def release(self, target: Version, drafter: Version | None = None, quant: Version | None = None) -> Version:
-        parts = [v for v in (target, drafter, quant) if v]
-        table = pd.DataFrame({"figure": ["f"] * len(parts), "subject": [v.subject for v in parts], "value": 1.0})
-        record = self.artifact("release", table)
-        return self.lineage.register_release(self.name, record, target=target, drafter=drafter, quant=quant, run_id="")
-
-
-@pytest.fixture
-def make(lineage: Lineage, store: LocalStore, name: str, tmp_path: Path) -> Maker:
-    return Maker(lineage, store, name, tmp_path)
 
 
 def test_registering_again_returns_the_same_version(lineage: Lineage, make: Maker, name: str):
@@ -190,88 +126,6 @@ def test_a_version_that_lockstep_did_not_register(lineage: Lineage, name: str):
         lineage.resolve(name, "latest")
 
 
-def test_check_finds_every_kind_of_damage(lineage: Lineage, make: Maker, name: str):
-    target, other = make.target(), make.target()
-    drafter, quant = make.drafter(target), make.quant(other)
-    release = make.release(target, drafter)
-    wrong = make.release(target, quant=quant)
-    client = lineage.client
-    client.delete_model_version_tag(name, "1", LINK + drafter.label)
-    client.set_model_version_tag(name, "1", LINK + f"{name}-quant/9", "sha256:0")
-    client.set_model_version_tag(drafter.model, "1", LINK + release.label, "sha256:0")
-    weights = make.store.open(quant.artifact) / "weights"
-    weights.chmod(0o644)
-    weights.write_text("other weights")
-    found = [(p.version, p.what) for p in check(lineage, make.store, name)]
-    expected = [
-        (drafter.label, f"names {target.label}, which does not name it back"),
-        (target.label, f"is named by {name}-quant/9, which is not registered"),
-        (drafter.label, f"is named by {release.label} with digest sha256:0, but"),
-        (wrong.label, f"serves {target.label} with {quant.label}, which was made for {other.label}"),
-        (quant.label, f"artifact {quant.artifact.name} in {make.store.root} is damaged: weights has 13 bytes of other"),
-    ]
-    assert len(found) == len(expected)
-    for label, start in expected:
-        assert any(version == label and what.startswith(start) for version, what in found), (label, start, found)
-    assert check(lineage, make.store, name, only=[other.label]) == []
-    assert check(lineage, make.store, name, only=["x/1"]) == [Problem(version="x/1", what="is not registered")]
-
-
-def test_a_release_without_evidence_of_a_part_is_found(lineage: Lineage, make: Maker, name: str):
-    target = make.target()
-    drafter = make.drafter(target)
-    about_target = pd.DataFrame({"figure": ["f"], "subject": [target.subject], "value": [1.0]})
-    record = make.artifact("release", about_target)
-    release = lineage.register_release(name, record, target=target, drafter=drafter, quant=None, run_id="")
-    assert check(lineage, make.store, name) == [
-        Problem(version=release.label, what=f"serves {drafter.label} without evidence of it")
-    ]
-
-
-def test_a_drafter_or_quant_that_was_not_measured_on_its_target_is_found(lineage: Lineage, make: Maker, name: str):
-    target, other = make.target(), make.target()
-    elsewhere = lineage.register_drafter(name, make.artifact("drafter"), target=target, run_id="")
-    make.measured(elsewhere, other)
-    never = lineage.register_quant(name, make.artifact("quant"), target=target, run_id="")
-    adopted = lineage.register_quant(name, make.artifact("quant"), target=target, run_id="", tags={ADOPTED: "models/q"})
-    assert adopted.unproven and not never.unproven
-    continued = "continue or repeat the run that made it"
-    assert check(lineage, make.store, name) == [
-        Problem(
-            version=elsewhere.label, what=f"points to {target.label}, but none of its evidence was measured on that"
-        ),
-        Problem(version=never.label, what=f"points to {target.label} without having been measured on it: {continued}"),
-    ]
-    make.measured(elsewhere, target)
-    make.measured(never, target)
-    assert check(lineage, make.store, name) == []
-
-
-@pytest.mark.parametrize("alias", ["candidate", "champion", "previous"])
-def test_nothing_deployed_lacks_evidence(lineage: Lineage, make: Maker, name: str, alias: str):
-    name = make.name = f"{name}-{alias}"
-    target = make.target()
-    drafter = lineage.register_drafter(name, make.artifact("drafter"), target=target, run_id="", tags={ADOPTED: "d"})
-    release = make.release(target, drafter)
-    assert check(lineage, make.store, name) == []
-    lineage.client.set_registered_model_alias(release.model, alias, str(release.version))
-    fault = f"is {alias} and serves {drafter.label}, which has no evidence"
-    assert check(lineage, make.store, name) == [Problem(version=release.label, what=fault)]
-    make.measured(drafter, target)
-    assert check(lineage, make.store, name) == []
-
-
-def test_evidence_without_its_table_is_found(lineage: Lineage, make: Maker, name: str):
-    target = make.target()
-    release = lineage.register_release(
-        name, make.artifact("release"), target=target, drafter=None, quant=None, run_id=""
-    )
-    found = [problem.what for problem in check(lineage, make.store, name)]
-    assert found[0].startswith("has an evidence artifact without a table")
-    assert found[1:] == [f"serves {target.label} without evidence of it"]
-    assert release.evidence == [release.artifact]
-
-
 def test_tree(lineage: Lineage, make: Maker, name: str):
     one = make.target()
     two = make.target(one)
@@ -335,7 +189,7 @@ lineage.client, lineage.experiment
 print("ready", flush=True)
 sys.stdin.readline()
 target = lineage.register_target("race", ref("same"), run_id="")
-for i in range(20):
+for i in range(10):
     one = dict(target=target, run_id="")
     drafter = lineage.register_drafter("race", ref(f"{me}-{i}"), evidence=[ref(f"e-{me}-{i}")], **one)
     lineage.register_quant("race", ref(f"shared-{i}"), **one)
@@ -356,17 +210,17 @@ def test_processes_that_register_at_once(tmp_path: Path):
     for p in processes:
         p.stdin.write("go\n")
         p.stdin.flush()
-    printed = [p.communicate(timeout=120)[0].strip() for p in processes]
+    printed = [p.communicate(timeout=400)[0].strip() for p in processes]
     assert [p.returncode for p in processes] == [0, 0, 0]
     lineage = Lineage(uri)
     (target,) = lineage.versions("race")
     assert printed == [target.label] * 3
     drafters, quants = lineage.versions("race-drafter"), lineage.versions("race-quant")
-    assert len(drafters) == 60 and len(quants) == 20
+    assert len(drafters) == 30 and len(quants) == 10
     releases = lineage.versions("race-release")
     assert target.links == {v.label: v.artifact.digest for v in drafters + quants + releases}
     assert all(len(v.evidence) == 1 for v in drafters)
-    assert len(releases) == 12
+    assert len(releases) == 6
     held = aliases(lineage, "race")
     assert held["champion"] != held["previous"] and {held["champion"], held["previous"]} <= {r.label for r in releases}
     assert lineage.resolve("race-drafter", "champion").label == lineage.get(held["champion"]).parts["drafter"]

@@ -19,9 +19,9 @@ NOW = timedelta(0)
 
 
 @pytest.fixture
-def lineage(tmp_path: Path) -> Lineage:
+def lineage(tmp_path: Path, book) -> Lineage:
     """A book of its own: what it names must be in the test's store."""
-    return Lineage(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    return Lineage(book(tmp_path / "mlflow.db"))
 
 
 @pytest.fixture

@@ -109,14 +109,14 @@ def test_the_last_number_of_an_answer_can_be_what_counts():
 
 def test_a_scorer_that_misbehaves_costs_its_own_answer(tmp_path):
     async def scores():
-        async with ScorerPool([jsonl(tmp_path)], 0, processes=2, timeout_s=2.0) as pool:
+        async with ScorerPool([jsonl(tmp_path)], 0, processes=2, timeout_s=5.0) as pool:
             answers = ["fine", "hang", "raise", "die", "too much", "fine", "fine"]
             return await asyncio.gather(*(pool.score("jsonl", 0, answer) for answer in answers))
 
     fine, hang, error, died, bounds, *later = asyncio.run(scores())
     assert [s.reward for s in (fine, *later)] == [1.0] * 3
     assert [s.reward for s in (hang, error, died, bounds)] == [None] * 4
-    assert hang.error == "no score within 2 s"
+    assert hang.error == "no score within 5 s"
     assert "KeyError" in error.error
     assert died.error == "the scorer's process died"
     assert "must lie in [0, 1], not 2.0" in bounds.error
