@@ -20,6 +20,7 @@ MEASUREMENTS = {
     "delta": "tasks.rl.measure_delta",
     "store": "tasks.measure.store",
     "rollout": "tasks.rl.measure",
+    "asynchrony": "tasks.rl.measure_asynchrony",
     "trainer": "tasks.rl.measure_trainer",
     "numerics": "tasks.rl.measure_numerics",
     "drafter": "tasks.drafter.measure",

@@ -33,14 +33,15 @@ def _command(what: str):
 
     def command(preset: Preset, config: Files, overrides: Overrides, as_json: Json, **given: Any) -> None:
         from infra.services import environment
-        from tasks.evaluate.measurement import MeasureError
 
         settings = load(measurement(what).config, preset=preset, files=config, overrides=overrides)
         chosen = _chosen(options, given)
         environment.apply()
         try:
             outcome = measure(what, settings, chosen, command=_asked(), say=lambda line: print(line, file=sys.stderr))
-        except MeasureError as error:
+        except Exception as error:
+            if not _ours(error):
+                raise
             raise Stop(str(error)) from None
         print(outcome.model_dump_json() if as_json else _text(outcome))
 
@@ -91,6 +92,11 @@ def _chosen(options: type[Section], given: dict[str, Any]) -> Section:
             where = f"--{name.replace('_', '-')} {given.get(name)}: " if name else ""
             lines.append(where + fault["msg"].removeprefix("Value error, "))
         raise ConfigError("\n".join(lines)) from None
+
+
+def _ours(error: Exception) -> bool:
+    """Whether a part of Lockstep raised it with a message that says what to do: one line, not a traceback."""
+    return type(error).__module__.partition(".")[0] in ("infra", "tasks")
 
 
 def _asked() -> str:

@@ -1,12 +1,14 @@
 """One row of figures per step, and the rollouts that people browse."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from infra.config.rl import RLConfig
+from infra.transport.base import Published
+from infra.transport.sync import SyncReport
 from tasks.rl.advantages import advantages
 from tasks.rl.batch import TrainingBatch, TrainingGroup
 from tasks.rl.rollout import Admitted, Group, Rollout, browsable
@@ -99,6 +101,30 @@ def rollout_figures(collected: Collected, admitted: Admitted) -> dict[str, float
         "staleness_mean": _mean(admitted.staleness),
         "staleness_max": float(max(admitted.staleness, default=0)),
     }
+
+
+def times(row: Mapping[str, float], *, rollout_s: float, waited_s: float, step_s: float) -> dict[str, float]:
+    """Where the time of a step went, seconds and shares. rollout_s: from the first to the last token of its round.
+
+    waited_s: the trainer for rollouts. row: its `tokens`, `engine_busy_s` and `sync_s`.
+    """
+    return {
+        "rollout_s": rollout_s,
+        "waited_for_rollouts_s": waited_s,
+        "tokens_per_second": row["tokens"] / rollout_s,
+        "step_s": step_s,
+        "engine_idle_share": max(0.0, 1 - row["engine_busy_s"] / step_s),
+        "trainer_idle_share": (waited_s + row["sync_s"]) / step_s,
+    }
+
+
+def sync_figures(published: Published, synced: SyncReport | None) -> dict[str, float]:
+    """An update in parts, seconds and bytes; NaN where no engine was left to take it. sync_s: the trainer waits."""
+    told = synced.model_dump() if synced else {}
+    parts = ("prepare_s", "pause_s", "transfer_s", "finalize_s", "verify_s", "bytes")
+    row = {name: float(told.get(name, "nan")) for name in parts}
+    row["sync_bytes"], row["sync_s"] = row.pop("bytes"), row.pop("prepare_s") + row["pause_s"]
+    return row | {"publish_s": published.publish_s}
 
 
 def write_rollouts(

@@ -25,9 +25,10 @@ from tasks.rl.environments.chat import Chat
 from tasks.rl.environments.make import make
 from tasks.rl.environments.problems import Problems
 from tasks.rl.errors import MismatchError
-from tasks.rl.figures import credit, rollout_figures, to_batch, write_rollouts
+from tasks.rl.figures import credit, rollout_figures, sync_figures, times, to_batch, write_rollouts
 from tasks.rl.held_out import Examination, paired
 from tasks.rl.journal import Journal
+from tasks.rl.lengths import Lengths
 from tasks.rl.live import Sampling
 from tasks.rl.mismatch import past
 from tasks.rl.placing import choose_place, sleep_level
@@ -51,21 +52,30 @@ def train_policy(
     *,
     on_step: OnStep | None = None,
     drafter: Speculation | None = None,
+    lengths: Lengths | None = None,
 ) -> RLResult:
     """Run `config.rl.steps` steps from the model in `base`; a run that was interrupted in `workdir` goes on there.
 
     base: model folder. workdir: of this run alone, for checkpoints and results. on_step: called with the number (from
     1) and the figures of each step; after an interruption once more with the last step done before it. drafter: that
-    proposes in the rollouts.
+    proposes in the rollouts. lengths: of what is sampled in training, for a measurement (see `Sampler.group`).
     Raises BadEnvironment, ScorerError, PromptTooLong, EngineError, SyncError, TrainerError, CheckpointError, and
     MismatchError naming the last checkpoint.
     """
-    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None), drafter).train()
+    return _PolicyRun(base, config, workdir, on_step or (lambda step, figures: None), drafter, lengths).train()
 
 
 class _PolicyRun:
-    def __init__(self, base: Path, config: RLFlowConfig, workdir: Path, on_step: OnStep, drafter: Speculation | None):
-        self.drafter = drafter
+    def __init__(
+        self,
+        base: Path,
+        config: RLFlowConfig,
+        workdir: Path,
+        on_step: OnStep,
+        drafter: Speculation | None,
+        lengths: Lengths | None,
+    ):
+        self.drafter, self.lengths = drafter, lengths
         self.base, self.config, self.rl, self.workdir, self.on_step = base, config, config.rl, workdir, on_step
         self.environments = make(self.rl.environments, self.rl.seed)
         self.problems = Problems(self.rl.environments, self.environments, self.rl.held_out_share, self.rl.seed)
@@ -191,6 +201,7 @@ class _PolicyRun:
                 seed=self.rl.seed,
                 number=number,
                 place=place,
+                lengths=self.lengths,
             )
 
     async def _step(self, step: int, rounds: Rounds) -> None:
@@ -219,18 +230,11 @@ class _PolicyRun:
                     f"step {step + 1}: {error}; the last good checkpoint is {latest or self.base}"
                 ) from None
         report(f"{name}: sending the weights to the engines", step, self.rl.steps)
-        row |= await self._broadcast(step + 1)
-        row |= await self.load.take()
+        row |= await self._broadcast(step + 1) | await self.load.take()
         rounds.published(step + 1)
-        rollout_s, step_s = self.sampling.seconds(step), time.monotonic() - start
+        row |= times(row, rollout_s=self.sampling.seconds(step), waited_s=waited_s, step_s=time.monotonic() - start)
         warnings = past(row, self.rl.mismatch, "warn")
         row |= {
-            "rollout_s": rollout_s,
-            "waited_for_rollouts_s": waited_s,
-            "tokens_per_second": row["tokens"] / rollout_s,
-            "step_s": step_s,
-            "engine_idle_share": max(0.0, 1 - row["engine_busy_s"] / step_s),
-            "trainer_idle_share": (waited_s + row["sync_s"]) / step_s,
             "mismatch_warning": float(bool(warnings)),
             "engines": float(len(self.fleet.engines)),
             "engines_lost": float(self.fleet.lost),
@@ -255,11 +259,7 @@ class _PolicyRun:
         start, trainer_s = time.monotonic(), self.spans.seconds["trainer"]
         published, synced = await self.engines.send(publish, self.trainer.offer)
         self.spans.seconds["sync"] += time.monotonic() - start - (self.spans.seconds["trainer"] - trainer_s)
-        told = synced.model_dump() if synced else {}
-        parts = ("prepare_s", "pause_s", "transfer_s", "finalize_s", "verify_s", "bytes")
-        row = {name: float(told.get(name, "nan")) for name in parts}
-        row["sync_bytes"], row["sync_s"] = row.pop("bytes"), row.pop("prepare_s") + row["pause_s"]
-        return row | {"publish_s": published.publish_s}
+        return sync_figures(published, synced)
 
     async def _checkpoint(self, version: int, rounds: Rounds) -> None:
         state = {"version": version, "rounds": rounds.state(version), "rows": self.rows, "resumes": self.resumes}

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from infra.cluster.fleet import Engine, Fleet
 from tasks.rl.environments.base import Problem
 from tasks.rl.environments.chat import Chat
+from tasks.rl.lengths import Lengths
 from tasks.rl.playing import Players
 from tasks.rl.rollout import Group, Rollout, sample_seed, together
 from tasks.rl.scoring import ScorerPool
@@ -37,16 +38,28 @@ class Sampler:
         self._watching = watching
 
     async def group(
-        self, problem: Problem, size: int, *, temperature: float, seed: int, number: int, place: int
+        self,
+        problem: Problem,
+        size: int,
+        *,
+        temperature: float,
+        seed: int,
+        number: int,
+        place: int,
+        lengths: Lengths | None = None,
     ) -> Group:
         """`size` rollouts of one problem. seed, number (of the round), place: decide what is sampled.
+
+        lengths: tokens that each answer is sampled to, whether it has ended or not; what comes after its end, or after
+        `max_new_tokens`, is neither scored nor trained on. Episodes take their own course.
 
         Raises ScorerError when a scorer never works, EngineError when an engine refuses or none is left, PromptTooLong.
         """
         prompt, near = self.prompt_ids(problem), await self._fleet.nearest()
+        seeds = [sample_seed(seed, number, place, sample) for sample in range(size)]
         work = [
-            self._rollout(near, problem, prompt, sample, temperature, sample_seed(seed, number, place, sample))
-            for sample in range(size)
+            self._rollout(near, problem, prompt, sample, temperature, own, lengths and lengths(own))
+            for sample, own in enumerate(seeds)
         ]
         return Group(problem, await together(work))
 
@@ -69,7 +82,14 @@ class Sampler:
         return ids
 
     async def _rollout(
-        self, near: Engine, problem: Problem, prompt: list[int], sample: int, temperature: float, seed: int
+        self,
+        near: Engine,
+        problem: Problem,
+        prompt: list[int],
+        sample: int,
+        temperature: float,
+        seed: int,
+        length: int | None,
     ) -> Rollout:
         if problem.environment in self._players.labels:
             return await self._episode(near, problem, prompt, sample, temperature, seed)
@@ -77,11 +97,18 @@ class Sampler:
         async def generate(engine: Engine):
             with self._watching(engine):
                 return await engine.client.generate(
-                    prompt, max_new_tokens=self._max_new_tokens, temperature=temperature, seed=seed
+                    prompt,
+                    max_new_tokens=length or self._max_new_tokens,
+                    temperature=temperature,
+                    seed=seed,
+                    ignore_eos=length is not None,
                 )
 
         generation = await self._fleet.run(generate, near)
-        text = self._chat.text(generation.token_ids)
+        end, finish_reason = len(generation.token_ids), generation.finish_reason
+        if length:
+            end, finish_reason = self._chat.end(generation.token_ids, self._max_new_tokens)
+        text = self._chat.text(generation.token_ids[:end])
         score = await self._scorers.score(problem.environment, problem.index, text)
         return Rollout(
             problem,
@@ -89,8 +116,8 @@ class Sampler:
             prompt,
             generation.token_ids,
             generation.logprobs,
-            [(int(version), start, end) for version, start, end in generation.weight_versions],
-            generation.finish_reason,
+            [(int(v), start, min(stop, end)) for v, start, stop in generation.weight_versions if start < end],
+            finish_reason,
             text,
             score.reward,
             score.error,

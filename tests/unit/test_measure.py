@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from flows.cli.exits import Stop
 from flows.cli.main import app
 from flows.measure import MEASUREMENTS, measurement
 from infra.config.base import Section
@@ -28,6 +29,15 @@ def test_an_option_that_cannot_be_used_is_one_line():
     result = CliRunner().invoke(app, ["measure", "transport", "--repeats", "many"])
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception).startswith("--repeats many: ") and "\n" not in str(result.exception)
+
+
+def test_a_scorer_that_is_not_there_is_one_line(tmp_path):
+    (tmp_path / "letters.jsonl").write_text('{"prompt": "a"}\n')
+    where = f'[{{type = "jsonl", path = "{tmp_path}/letters.jsonl", scorer = "no_such_module:score"}}]'
+    asked = ["measure", "asynchrony", "--preset", "tiny", "--set", f"rl.environments={where}"]
+    result = CliRunner().invoke(app, asked)
+    assert isinstance(result.exception, Stop)
+    assert str(result.exception).startswith("scorer no_such_module:score cannot be imported")
 
 
 def test_a_page_shows_findings_table_charts_and_evidence(tmp_path):

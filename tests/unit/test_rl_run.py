@@ -38,6 +38,13 @@ def test_prompts_go_through_the_chat_template_where_there_is_one(tokenizer):
         tokenizer.chat_template = None
 
 
+def test_an_answer_that_was_sampled_on_ends_where_it_would_have(tokenizer):
+    chat = Chat(tokenizer)
+    assert chat.end([0, 2, 8, 1, 8], most=10) == (3, "stop")  # 8 ends a sequence
+    assert chat.end([0, 2, 8, 1, 8], most=2) == (2, "length")
+    assert chat.end([0, 2], most=10) == (2, "length")
+
+
 def test_a_prompt_that_leaves_no_room_for_the_answer_is_named(tokenizer):
     assert len(worker(tokenizer).prompt_ids(problem(" ".join("abcdefgh")))) == 8
     with pytest.raises(PromptTooLong, match=r"problem 7 of letters has 9 tokens.*engine.max_model_len=12"):

@@ -46,6 +46,14 @@ class Chat:
         """Tokens as text, special ones left out."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
+    def end(self, token_ids: Sequence[int], most: int) -> tuple[int, str]:
+        """(tokens, finish reason) of the answer in `token_ids` that were sampled on after its end: up to the first end
+        of sequence, which counts, and `most` at most."""
+        said = list(token_ids[:most])
+        if self._tokenizer.eos_token_id in said:
+            return said.index(self._tokenizer.eos_token_id) + 1, "stop"
+        return len(said), "length"
+
     def _render(self, messages: Sequence[dict], tools: Sequence[dict] | None) -> str:
         from jinja2 import TemplateError
 
