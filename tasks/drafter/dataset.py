@@ -45,6 +45,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    def to(self, device: str) -> "Rows":
+        """The same rows on `device`."""
+        return Rows(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
 
 def rows(captured: Captured, max_rows: int, ttt_steps: int = 1) -> Rows:
     """Rows of one sequence, cut after `max_rows`.

@@ -1,4 +1,5 @@
-"""How fast hidden states are captured, beside reading the same tokens without, and how fast a head learns of them."""
+"""How fast hidden states are captured, beside reading the same tokens without, and how fast a head learns from the
+target's answers, beside speculators' own trainer."""
 
 import asyncio
 import random
@@ -12,60 +13,96 @@ from pydantic import Field
 
 from infra.config.base import Section
 from infra.config.flows import DrafterFlowConfig
-from tasks.evaluate.measurement import Measured
+from tasks.evaluate.measurement import Measured, MeasureError
 
 if TYPE_CHECKING:
     from infra.engine.spec import EngineHandle
-    from tasks.drafter.answers import Answered
+    from tasks.drafter.answers import Answered, Answering
+    from tasks.drafter.measure_training import Training
+    from tasks.drafter.traffic import Prompt
 
 FIRST_ID = 100  # of the random tokens: special ones come before
 
 
 class DrafterOptions(Section):
     sequences: int = Field(48, ge=4)
-    """Sequences of random tokens that are read and learned from."""
+    """Sequences of random tokens that are read and captured."""
     tokens: int = Field(256, ge=16)
     """Tokens of each; the second half counts as answer."""
-    steps: int = Field(12, ge=2)
-    """Training steps that are timed, after two that are not."""
+    prompts: int = Field(8, ge=2)
+    """Prompts of each domain of `drafter.traffic` whose answers are learned from; sources that need a run are left
+    out."""
+    steps: int = Field(30, ge=3)
+    """Training steps of each trainer; the first two are not timed."""
 
 
 class DrafterMeasurement:
-    """Reading, capturing, training, one after the other."""
+    """Reading, answering, capturing, training, one after the other."""
 
-    help = "Capture of hidden states beside plain reading of the same tokens, and training of a head, in tokens/s."
+    help = "Capture beside plain reading of the same tokens; training of a head beside speculators' own trainer."
     config = DrafterFlowConfig
     options = DrafterOptions
 
     def measure(self, config: DrafterFlowConfig, options: DrafterOptions, say: Callable[[str], None]) -> Measured:
-        """Raises EngineError when an engine does not start."""
+        """Raises EngineError when an engine does not start, MeasureError when no source of traffic can be used."""
+        import torch
+
         from infra.engine.launch import start
         from infra.engine.spec import Capture, EngineSpec, Role
         from infra.store.models import resolve
+        from tasks.drafter import measure_training
+        from tasks.drafter.answers import answer
         from tasks.drafter.capture import layer_bytes
         from tasks.drafter.contract import captured_layers
         from tasks.drafter.states import StatesWriter
 
         target, concurrency = resolve(config.target.source), config.engine.max_concurrent_sequences
+        prompts, answering = _asked(target, config, options.prompts)
         layer_ids = captured_layers(target)
         size = layer_bytes(target, len(layer_ids), config.engine.dtype)
+        torch.set_num_threads(config.cluster.trainer_threads)
         with tempfile.TemporaryDirectory() as scratch:
             here = Path(scratch)
             say("starting an engine that reads")
             with start(EngineSpec(model=target, role=Role.eval, config=config.engine), here, say) as engine:
                 _read(engine.handle(), random_sequences(target, options, seed=1), concurrency)
                 plain = _read(engine.handle(), random_sequences(target, options, seed=2), concurrency)
+                say(f"answering {len(prompts)} prompts")
+                answers = asyncio.run(answer(engine.handle(), prompts, answering))
             capturing = Capture(layer_ids=layer_ids, folder=here / "staging")
             spec = EngineSpec(model=target, role=Role.capture, config=config.engine, capture=capturing)
             say("starting an engine that captures")
+            speed = {}
             with start(spec, here, say) as engine:
-                for seed, name in ((1, "warm"), (2, "states")):
+                warm, timed = (random_sequences(target, options, seed) for seed in (1, 2))
+                for name, sequences in (("warm", warm), ("timed", timed), ("answers", answers)):
                     with StatesWriter(here / name, layer_ids) as writer:
-                        sequences = random_sequences(target, options, seed)
-                        captured = _capture(engine.handle(), sequences, writer, size, concurrency)
-            say(f"training for {options.steps} steps")
-            learned = _train(target, here / "states", config, options.steps)
-        return _measured(config.target.name, options, plain, captured, learned, size)
+                        speed[name] = _capture(engine.handle(), sequences, writer, size, concurrency)
+            training = measure_training.compare(target, here / "answers", config.drafter, options.steps, here, say)
+        return _measured(config.target.name, options, plain, speed["timed"], training, size)
+
+
+def _asked(target: Path, config: DrafterFlowConfig, count: int) -> "tuple[list[Prompt], Answering]":
+    """`count` prompts of each source that no run has to give, and how they are answered. No later turns."""
+    from tasks.drafter.answers import Answering
+    from tasks.drafter.sources import OWN, RL, ROLLOUTS
+    from tasks.drafter.template import ChatTemplate
+    from tasks.drafter.traffic import gather
+
+    settings = config.drafter
+    wanted = [s.model_copy(update={"prompts": count}) for s in settings.traffic if s.source not in (OWN, RL, ROLLOUTS)]
+    if not wanted:
+        raise MeasureError("drafter.traffic has no source of prompts of its own: add one, such as writing or code")
+    longest = settings.max_prompt_tokens
+    found = gather(wanted, ChatTemplate(target), held_out=0, max_prompt_tokens=longest, seed=settings.seed)
+    answering = Answering(
+        max_new_tokens=settings.max_new_tokens,
+        max_prompt_tokens=longest,
+        temperature=settings.temperature,
+        seed=settings.seed,
+        concurrency=config.engine.max_concurrent_sequences,
+    )
+    return [prompt.model_copy(update={"later": []}) for prompt in found.train], answering
 
 
 def random_sequences(target: Path, options: DrafterOptions, seed: int) -> "list[Answered]":
@@ -116,20 +153,10 @@ def _capture(handle: "EngineHandle", sequences: "list[Answered]", writer, size: 
     return sum(len(s.token_ids) for s in sequences) / (time.monotonic() - begun)
 
 
-def _train(target: Path, states: Path, config: DrafterFlowConfig, steps: int) -> float:
-    """Rows per second, looks at held-out acceptance left out."""
-    from tasks.drafter.train import HeadTrainer
-
-    trainer = HeadTrainer(target, states, config.drafter)
-    for _ in range(2):
-        trainer.step(trainer.batch(next(trainer.packs)), config.drafter.lr)
-    before, begun = trainer.tokens, time.monotonic()
-    for _ in range(steps):
-        trainer.step(trainer.batch(next(trainer.packs)), config.drafter.lr)
-    return (trainer.tokens - before) / (time.monotonic() - begun)
-
-
-def _measured(name: str, options: DrafterOptions, plain: float, captured: float, learned: float, size: int) -> Measured:
+def _measured(
+    name: str, options: DrafterOptions, plain: float, captured: float, training: "Training", size: int
+) -> Measured:
+    from tasks.drafter import measure_training
     from tasks.evaluate.evidence import row
 
     n, subject = options.sequences * options.tokens, f"target:{name}"
@@ -138,18 +165,37 @@ def _measured(name: str, options: DrafterOptions, plain: float, captured: float,
         row("capture_tokens_per_second", captured, n=n, unit="tokens/s", subject=subject),
         row("capture_share_of_prefill", captured / plain, n=n, unit="ratio", subject=subject),
         row("hidden_states_bytes_per_token", size, n=n, unit="bytes", subject=subject),
-        row("training_tokens_per_second", learned, n=options.steps, unit="tokens/s", subject=subject),
+        *measure_training.rows(training, subject),
     ]
     table = [
-        {"work": "reading", "tokens/s": plain, "MB/s": None},
-        {"work": "capturing", "tokens/s": captured, "MB/s": captured * size / 1e6},
-        {"work": "training", "tokens/s": learned, "MB/s": None},
+        _line("reading", plain),
+        _line("capturing", captured, megabytes=captured * size / 1e6),
+        *(
+            _line(by, one.tokens_per_second, tokens=one.tokens, acceptance=one.acceptance)
+            for by, one in training.by.items()
+        ),
     ]
     findings = [
         f"Capture of {size} bytes a token runs at {captured:.0f} tokens/s, {captured / plain:.0%} of plain reading.",
-        f"An EAGLE-3 head trains on {learned:.0f} tokens/s.",
+        *measure_training.findings(training),
     ]
     return Measured(rows, table, findings)
+
+
+def _line(
+    work: str,
+    speed: float,
+    megabytes: float | None = None,
+    tokens: int | None = None,
+    acceptance: float | None = None,
+) -> dict[str, str | float | int | None]:
+    return {
+        "work": work,
+        "tokens/s": speed,
+        "MB/s": megabytes,
+        "tokens trained on": tokens,
+        "held-out acceptance": acceptance,
+    }
 
 
 MEASUREMENT = DrafterMeasurement()

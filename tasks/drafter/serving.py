@@ -108,11 +108,18 @@ def measure_under_load(
     return measured
 
 
-async def replay(handle: EngineHandle, expected: Expected) -> Walk:
-    """What an engine accepts while it answers captured prompts once more, greedily. Nothing else may use it then."""
+async def replay(handle: EngineHandle, expected: Expected, concurrency: int) -> Walk:
+    """What an engine accepts while it answers captured prompts once more, greedily, so many at once. Nothing else may
+    use it then."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def again(client: EngineClient, prompt: list[int], count: int) -> None:
+        async with slots:
+            await client.generate(prompt, max_new_tokens=count, temperature=0.0)
+
     async with EngineClient(handle) as client:
         before = await client.speculation()
-        for prompt, count in zip(expected.prompts, expected.num_new_tokens, strict=True):
-            await client.generate(prompt, max_new_tokens=count, temperature=0.0)
+        asked = zip(expected.prompts, expected.num_new_tokens, strict=True)
+        await asyncio.gather(*(again(client, *one) for one in asked))
         counted = (await client.speculation()).since(before)
     return Walk(counted.drafts, list(counted.accepted_per_position))

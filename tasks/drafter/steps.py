@@ -210,7 +210,7 @@ def measure_drafter(
         report(f"measuring acceptance of {subject}{suffix.replace('_', ' ')}")
         measured = measure_engine(handle, traffic, config, subject, suffix, briefly=bool(suffix))
         if expected and expected.prompts and settings.temperature == 0:
-            served = asyncio.run(replay(handle, expected))
+            served = asyncio.run(replay(handle, expected, config.engine.max_concurrent_sequences))
             check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
     return measured.model_copy(update={"spans": spans.seconds})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from infra.config.drafter import DrafterConfig
-from tasks.drafter import heads
+from tasks.drafter import heads, ttt
 from tasks.drafter.dataset import Rows, answer_counts, draft_vocab, pack, packs, require_learnable, rows, split
 from tasks.drafter.export import DrafterCard, export
 from tasks.drafter.loop import TrainingLoop
@@ -78,24 +78,18 @@ class HeadTrainer(TrainingLoop):
 
     def loss(self, batch: Rows) -> torch.Tensor:
         """Summed over training-time-test steps, with their weights."""
-        _, loss, _ = self.model(
-            **self._inputs(batch),
-            loss_mask=batch.loss_mask[None].to(self.device),
-            verifier_last_hidden_states=batch.target[None].to(self.device),
-            ttt_steps=self.config.ttt_steps,
-            ttt_step_loss_decay=self.config.ttt_decay,
-            loss_config=self.losses,
-        )
-        return loss
+        return ttt.loss(self.model, batch.to(self.device), self.config, self.losses)
 
     def walk(self, sequence: Captured) -> Walk:
         """`acceptance` of one sequence."""
         every = rows(sequence, max_rows=len(sequence.sequence.token_ids))
-        drafted = self.model(**self._inputs(pack([every])), ttt_steps=self.config.num_speculative_tokens)
-        proposed = self.vocab.target_ids[torch.cat(drafted).cpu()]
+        spans = [(start - 1, end - 2) for start, end in sequence.sequence.answers]
+        wanted = torch.cat([torch.arange(*span) for span in spans])
+        drafted = ttt.proposals(self.model, every.to(self.device), wanted, self.config.num_speculative_tokens)
+        proposed = self.vocab.target_ids[drafted.cpu()]
         counted = Walk()
-        for start, end in sequence.sequence.answers:
-            counted += walk(proposed[:, : end - 2], every.next_ids[: end - 2], start - 1)
+        for (start, end), part in zip(spans, proposed.split([end - start for start, end in spans], dim=1), strict=True):
+            counted += walk(part, every.next_ids[start:end], 0)
         return counted
 
     def write(self, folder: Path, tokenizer: str, dtype: str) -> None:
@@ -122,10 +116,6 @@ class HeadTrainer(TrainingLoop):
     def sequence(one: Captured) -> Sequence:
         """Without the states."""
         return one.sequence
-
-    def _inputs(self, batch: Rows) -> dict[str, torch.Tensor]:
-        names = {"hidden_states": "hidden", **{n: n for n in ("input_ids", "document_ids", "position_ids")}}
-        return {argument: getattr(batch, name)[None].to(self.device) for argument, name in names.items()}
 
 
 class StreamedHeadTrainer(HeadTrainer):

@@ -92,7 +92,7 @@ def overfit_one(target: ArtifactRef, states: ArtifactRef, sample: str, config: D
             expected = result(_trainer.expected.remote())
         proposing = speculation(scratch / "head", settings.num_speculative_tokens)
         with engine(measuring(model, config, proposing), config, spans) as handle, spans.measure("engine"):
-            served = asyncio.run(replay(handle, expected))
+            served = asyncio.run(replay(handle, expected, config.engine.max_concurrent_sequences))
     check_whole(served)
     report(f"a head that learned one answer is accepted whole in {served.accepted[-1]} of {served.drafts} passes")
     return Overfitted(drafts=served.drafts, whole=served.accepted[-1], spans=spans.seconds)

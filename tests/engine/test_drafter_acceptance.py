@@ -176,7 +176,7 @@ def test_the_engine_accepts_what_the_trained_head_proposes(made, engine, tiny_en
 
     handle = engine(served(made, made.head, tiny_engine_config)).handle()
     walked = Walk(expected.drafts, expected.accepted)
-    contract.check_served(asyncio.run(replay(handle, expected)), walked, len(expected.prompts))
+    contract.check_served(asyncio.run(replay(handle, expected, 4)), walked, len(expected.prompts))
 
 
 def test_an_answer_learned_by_heart_is_accepted_whole_or_something_is_wrong(made, engine, tiny_engine_config, tmp_path):
@@ -187,7 +187,7 @@ def test_an_answer_learned_by_heart_is_accepted_whole_or_something_is_wrong(made
     expected = worker.expected()
     assert expected.prompts == [sample.token_ids[: sample.answers[0][0]]]
     handle = engine(served(made, tmp_path / "heart", tiny_engine_config)).handle()
-    contract.check_whole(asyncio.run(replay(handle, expected)))
+    contract.check_whole(asyncio.run(replay(handle, expected, 4)))
     if "qwen3" in made.target.name:  # one more engine is enough
         wrong = shutil.copytree(tmp_path / "heart", tmp_path / "wrong")
         weights = load_weights(wrong)
@@ -195,7 +195,7 @@ def test_an_answer_learned_by_heart_is_accepted_whole_or_something_is_wrong(made
         save_file(weights, wrong / "model.safetensors")
         handle = engine(served(made, wrong, tiny_engine_config)).handle()
         with pytest.raises(contract.ContractError, match="knows by heart"):
-            contract.check_whole(asyncio.run(replay(handle, expected)))
+            contract.check_whole(asyncio.run(replay(handle, expected, 4)))
 
 
 def test_a_draft_model_is_distilled_and_served(made, engine, tiny_engine_config, tmp_path):
@@ -212,7 +212,7 @@ def test_a_draft_model_is_distilled_and_served(made, engine, tiny_engine_config,
     expected = worker.expected()
     handle = engine(served(made, tmp_path / "small", tiny_engine_config)).handle()
     walked = Walk(expected.drafts, expected.accepted)
-    contract.check_served(asyncio.run(replay(handle, expected)), walked, len(expected.prompts))
+    contract.check_served(asyncio.run(replay(handle, expected, 4)), walked, len(expected.prompts))
     measurement = asyncio.run(measure(handle, made.held_out, subject="d", max_new_tokens=NEW_TOKENS, concurrency=4))
     assert measurement.outputs == made.plain.outputs
     # And it is started from, as it was.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from infra.config.drafter import DrafterConfig
-from tasks.drafter import contract, dataset, heads
+from tasks.drafter import contract, dataset, heads, ttt
 from tasks.drafter.export import CARD, tokenizer_digest
 from tasks.drafter.loop import GAIN
 from tasks.drafter.states import Captured, Sequence, StatesWriter
@@ -244,8 +244,7 @@ def test_packed_sequences_do_not_see_each_other(worker):
     trainer.model.eval()
 
     def proposals(rows):
-        with torch.no_grad():
-            return torch.cat(trainer.model(**trainer._inputs(rows), ttt_steps=3))
+        return ttt.proposals(trainer.model, rows, torch.arange(len(rows)), steps=3)
 
     packed = proposals(dataset.pack(apart))
     at = 0
@@ -255,6 +254,34 @@ def test_packed_sequences_do_not_see_each_other(worker):
         alone = proposals(dataset.pack([rows]))
         assert torch.equal(packed[:, at : at + usable], alone[:, :usable])
         at += len(rows)
+
+
+@pytest.mark.parametrize("form", [{}, {"num_layers": 2}, {"ttt_steps": 1}, {"loss": "lk_hybrid"}])
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+def test_leaving_out_what_no_loss_reads_changes_no_loss_and_no_gradient(states, target, form, norm_before_residual):
+    """Beside speculators' own forward, on a pack of a conversation, a cut sequence and one without trained rows."""
+    trainer = HeadTrainer(target, states, CONFIG.model_copy(update=form))
+    trainer.model.layers[0].norm_before_residual = norm_before_residual
+    several, cut, prompt = (dataset.rows(c, 20, CONFIG.ttt_steps) for c in trainer.train[:3])
+    several.loss_mask = torch.tensor([False] * 3 + [True] * 4 + [False] * 5 + [True] * 8)
+    prompt.loss_mask[:] = False
+    batch = dataset.pack([several, cut, prompt])
+    found = []
+    for loss in (ttt.loss, ttt._whole_loss):
+        trainer.model.zero_grad()
+        value = loss(trainer.model, batch, trainer.config, trainer.losses)
+        value.backward()
+        found.append((value.detach(), {name: p.grad.clone() for name, p in trainer.parameters.items()}))
+    (ours, our_gradients), (theirs, their_gradients) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+    nothing = ttt.loss(trainer.model, dataset.pack([prompt]), trainer.config, trainer.losses)
+    nothing.backward()
+    assert nothing == 0
+    wanted = torch.tensor([0, 3, 4, 25, 30])
+    whole = torch.cat(trainer.model(**ttt._arguments(batch), ttt_steps=3))[:, wanted]
+    assert torch.equal(ttt.proposals(trainer.model, batch, wanted, steps=3), whole)
 
 
 def test_the_learning_rate_rises_then_falls(worker):

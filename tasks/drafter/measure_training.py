@@ -1,0 +1,119 @@
+"""How fast a head learns and what it then accepts, beside speculators' own trainer on the same packs."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from infra.config.drafter import DrafterConfig
+
+UNTIMED = 2  # first steps: memory is allocated, code compiled
+HERE, THEIRS, THEIRS_FROM_HERE = "training", "training by speculators", "training by speculators from the start here"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """tokens_per_second: rows of the timed steps, loading included. tokens: of all steps. acceptance: length on the
+    held-out answers after the last step."""
+
+    tokens_per_second: float
+    tokens: int
+    acceptance: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """by: each trainer's. start: acceptance length before the first step here. trained_share: of the tokens, those that
+    the loss reads. held_out: sequences that acceptance was counted on."""
+
+    by: dict[str, Learned]
+    start: float
+    trained_share: float
+    held_out: int
+
+
+def compare(
+    target: Path, states: Path, config: DrafterConfig, steps: int, folder: Path, say: Callable[[str], None]
+) -> Training:
+    """Train three heads for as many steps on the same packs, one after the other: here; by speculators as it begins a
+    head; and by speculators from the start that a head has here.
+
+    folder: for the states as speculators reads them.
+    """
+    from tasks.drafter import heads, speculators_trainer
+    from tasks.drafter.dataset import loss_mask
+    from tasks.drafter.train import HeadTrainer
+
+    config = config.model_copy(update={"training_steps": steps})
+
+    def begun() -> HeadTrainer:
+        return HeadTrainer(target, states, config)
+
+    say(f"training for {steps} steps")
+    here = begun()
+    packs = list(islice(here.packs, steps))
+    here.packs = iter(packs)
+    cut = [min(len(loss_mask(c.sequence)), config.micro_batch_tokens) for c in here.train]
+    sizes = [sum(cut[i] for i in pack) for pack in packs]
+    trained = [int(loss_mask(c.sequence)[: cut[i]].sum()) for i, c in enumerate(here.train)]
+    share = sum(trained[i] for pack in packs for i in pack) / sum(sizes)
+
+    def learned(trainer: HeadTrainer, seconds: list[float]) -> Learned:
+        speed = sum(sizes[UNTIMED:]) / sum(seconds[UNTIMED:])
+        return Learned(speed, sum(sizes), trainer.acceptance().length)
+
+    start, by = here.acceptance().length, {HERE: learned(here, _steps(here))}
+    for name in (THEIRS, THEIRS_FROM_HERE):
+        say(f"{name} for {steps} steps")
+        other = begun()
+        if name == THEIRS:
+            drawn = heads.build(target, other.vocab, other.layer_ids, config)
+            other.model.load_state_dict(drawn.state_dict())
+        seconds = speculators_trainer.train(other.model, other.train, packs, config, folder / name)
+        by[name] = learned(other, seconds)
+    return Training(by, start, share, len(here.held_out))
+
+
+def _steps(trainer) -> list[float]:
+    seconds = []
+    for step in range(1, trainer.config.training_steps + 1):
+        begun = time.monotonic()
+        trainer.step(trainer.batch(next(trainer.packs)), trainer.learning_rate(step))
+        seconds.append(time.monotonic() - begun)
+    return seconds
+
+
+def rows(training: Training, subject: str) -> list[dict]:
+    """Evidence: speed and acceptance of each trainer, and the ratio of speeds."""
+    from tasks.evaluate.evidence import row
+
+    made = []
+    for name, one in training.by.items():
+        common = {"subject": subject, "domain": name}
+        made.append(row("training_tokens_per_second", one.tokens_per_second, n=one.tokens, unit="tokens/s", **common))
+        made.append(row("held_out_acceptance", one.acceptance, n=training.held_out, unit="tokens", **common))
+    ratio = training.by[HERE].tokens_per_second / training.by[THEIRS].tokens_per_second
+    tokens = training.by[HERE].tokens
+    return [*made, row("training_speed_beside_speculators", ratio, n=tokens, unit="ratio", subject=subject)]
+
+
+def findings(training: Training) -> list[str]:
+    """What the figures say, and where the difference comes from."""
+    import torch
+
+    here, theirs, same = (training.by[name] for name in (HERE, THEIRS, THEIRS_FROM_HERE))
+    ratio = here.tokens_per_second / theirs.tokens_per_second
+    reason = (
+        "both run speculators' compiled forward; the rest is loading, padding and the optimizer"
+        if torch.cuda.is_available()
+        else f"of the {1 - training.trained_share:.0%} of tokens that no loss reads only keys and values are computed "
+        f"here, a document attends within itself, and packs are not padded"
+    )
+    return [
+        f"An EAGLE-3 head trains on {here.tokens_per_second:.0f} tokens/s, {ratio:.2f} times speculators' own trainer "
+        f"({theirs.tokens_per_second:.0f}) on the same packs: {reason}.",
+        f"After {here.tokens} tokens it accepts {here.acceptance:.2f} tokens a pass on {training.held_out} held-out "
+        f"answers ({training.start:.2f} before the first), speculators' head {theirs.acceptance:.2f}, and "
+        f"{same.acceptance:.2f} when it begins where the head here did, with what the target's own layers know.",
+    ]

@@ -1,0 +1,191 @@
+"""EAGLE-3's training-time test: the head's loss on a pack, and what it proposes at rows of it.
+
+GPUs compute it with speculators' own compiled forward. On CPU that one spends most of its time on what no loss reads:
+every row takes every step, through a mask of the whole pack, up to logits over the draft vocabulary. Here a row that no
+loss reads gives its key and value to those behind it and nothing else, and a document attends within itself:
+
+    step 0      row q attends to the keys of rows p <= q of its document
+    step j      row q attends to those and to its own keys of steps 1..j, at rotary position q + j
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from infra.config.drafter import DrafterConfig
+from tasks.drafter.dataset import Rows
+
+
+def loss(model: torch.nn.Module, batch: Rows, config: DrafterConfig, losses: dict) -> torch.Tensor:
+    """Mean over the trained rows, nats, summed over the steps with weights `ttt_decay**j`.
+
+    At step j a trained row's target is proposed by the row j before it. losses: as speculators resolves them, (function
+    of logits and targets [1, rows, draft vocabulary], weight) by name.
+    """
+    if batch.hidden.is_cuda:
+        return _whole_loss(model, batch, config, losses)
+    trained = batch.loss_mask.nonzero().flatten()
+    wanted = torch.cat([trained - step for step in range(config.ttt_steps)]).unique()
+    with torch.no_grad():
+        targets = model.verifier_lm_head(model.verifier_norm(batch.target[trained]))[None]
+    total = torch.zeros(())
+    for step, hidden in enumerate(_outputs(model, batch, wanted, config.ttt_steps)):
+        logits = model.lm_head(model.norm(hidden[torch.searchsorted(wanted, trained - step)]))[None]
+        each = sum(weight * of(logits, targets) for of, weight in losses.values())
+        total = total + config.ttt_decay**step * each.sum() / max(1, len(trained))
+    return total
+
+
+@torch.no_grad()
+def proposals(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: int) -> torch.Tensor:
+    """Draft ids [steps, wanted] that the head proposes at the rows `wanted` (ascending), each given that the earlier
+    ones were right."""
+    if batch.hidden.is_cuda:
+        return torch.cat(model(**_arguments(batch), ttt_steps=steps))[:, wanted]
+    return torch.stack([model.lm_head(model.norm(h)).argmax(dim=-1) for h in _outputs(model, batch, wanted, steps)])
+
+
+def _whole_loss(model: torch.nn.Module, batch: Rows, config: DrafterConfig, losses: dict) -> torch.Tensor:
+    """`loss` by speculators' forward."""
+    _, total, _ = model(
+        **_arguments(batch),
+        loss_mask=batch.loss_mask[None],
+        verifier_last_hidden_states=batch.target[None],
+        ttt_steps=config.ttt_steps,
+        ttt_step_loss_decay=config.ttt_decay,
+        loss_config=losses,
+    )
+    return total
+
+
+def _arguments(batch: Rows) -> dict[str, torch.Tensor]:
+    names = {"hidden_states": "hidden", **{n: n for n in ("input_ids", "document_ids", "position_ids")}}
+    return {argument: getattr(batch, name)[None] for argument, name in names.items()}
+
+
+@dataclass(frozen=True)
+class _Document:
+    """Queries [start, stop) of those asked for, and the rows [first, last) whose keys the latest of them sees.
+
+    hidden: bool [queries, keys], keys that come behind a query.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    hidden: torch.Tensor
+
+
+@dataclass
+class _Keys:
+    """What a layer attends to: key and value [key heads, rows, size] of step 0, and of the rows asked for of each later
+    step."""
+
+    first: tuple[torch.Tensor, torch.Tensor]
+    own: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+
+def _outputs(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
+    """The head's output before its final norm at the rows `wanted`, [wanted, hidden], step after step.
+
+    Row p of step j is fed token p + j of `input_ids`: behind the end of its document that is another's, and its output
+    means nothing.
+    """
+    every, fed = torch.arange(len(batch)), F.pad(batch.input_ids, (0, steps))
+    documents, all_documents = _documents(batch, wanted), None
+    hidden, kept = model.fc(batch.hidden), []
+    for number, layer in enumerate(model.layers):
+        inputs, residual = _inputs(layer, number, model.embed_tokens(batch.input_ids), hidden)
+        rotary = model.rotary_emb(inputs, batch.position_ids[None])
+        kept.append(_Keys(_key_value(layer.self_attn, inputs, rotary)))
+        if number + 1 < len(model.layers):  # the next layer attends to all of them
+            all_documents = all_documents or _documents(batch, every)
+            hidden = _layer(layer, inputs, residual, rotary, kept[-1], all_documents)
+        else:
+            rotary = tuple(part[:, wanted] for part in rotary)
+            hidden = _layer(layer, inputs[wanted], residual[wanted], rotary, kept[-1], documents)
+    yield hidden
+    for step in range(1, steps):
+        embeds = model.embed_tokens(fed[wanted + step])
+        for number, layer in enumerate(model.layers):
+            inputs, residual = _inputs(layer, number, embeds, hidden)
+            rotary = model.rotary_emb(inputs, batch.position_ids[wanted][None] + step)
+            kept[number].own.append(_key_value(layer.self_attn, inputs, rotary))
+            hidden = _layer(layer, inputs, residual, rotary, kept[number], documents)
+        yield hidden
+
+
+def _documents(batch: Rows, wanted: torch.Tensor) -> list[_Document]:
+    lengths = batch.document_ids.bincount()
+    ends = lengths.cumsum(0)
+    bounds = torch.searchsorted(wanted, torch.cat([ends.new_zeros(1), ends])).tolist()
+    found = []
+    for first, start, stop in zip((ends - lengths).tolist(), bounds, bounds[1:], strict=False):
+        if start == stop:
+            continue
+        rows = wanted[start:stop]
+        last = int(rows[-1]) + 1
+        found.append(_Document(start, stop, first, last, torch.arange(first, last) > rows[:, None]))
+    return found
+
+
+def _inputs(
+    layer: torch.nn.Module, number: int, embeds: torch.Tensor, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input of attention, what its output is added to). The first layer takes the tokens' embeddings too."""
+    if number:
+        return layer.input_layernorm(hidden), hidden
+    normed = layer.hidden_norm(hidden)
+    return torch.cat([layer.input_layernorm(embeds), normed], dim=-1), normed if layer.norm_before_residual else hidden
+
+
+def _heads(projected: torch.Tensor, size: int) -> torch.Tensor:
+    """[rows, heads * size] as [heads, rows, size]."""
+    return projected.unflatten(-1, (-1, size)).transpose(0, 1)
+
+
+def _rotated(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """x: [heads, rows, size]."""
+    (cos, sin), half = rotary, x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+
+
+def _key_value(
+    attention: torch.nn.Module, inputs: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    size = attention.head_dim
+    return _rotated(_heads(attention.k_proj(inputs), size), rotary), _heads(attention.v_proj(inputs), size)
+
+
+def _layer(
+    layer: torch.nn.Module,
+    inputs: torch.Tensor,
+    residual: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    keys: _Keys,
+    documents: list[_Document],
+) -> torch.Tensor:
+    attention = layer.self_attn
+    query = _rotated(_heads(attention.q_proj(inputs), attention.head_dim), rotary) * attention.scaling
+    attended = torch.cat([query[:, :0], *(_attend(query, keys, document) for document in documents)], dim=1)
+    hidden = residual + attention.o_proj(attended.transpose(0, 1).flatten(1))
+    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+
+def _attend(query: torch.Tensor, keys: _Keys, document: _Document) -> torch.Tensor:
+    """[heads, queries, size] of one document."""
+    key, value = (part[:, document.first : document.last] for part in keys.first)
+    own = [[part[:, None, document.start : document.stop] for part in pair] for pair in keys.own]
+    # Query heads that share a key head are rows of one product.
+    q = query[:, document.start : document.stop].unflatten(0, (len(key), -1))
+    scores = (q.flatten(1, 2) @ key.mT).unflatten(1, q.shape[1:3]).masked_fill(document.hidden, -torch.inf)
+    scores = torch.cat([scores, *((q * k).sum(dim=-1, keepdim=True) for k, _ in own)], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    seen, rest = weights[..., : key.shape[1]], weights[..., key.shape[1] :]
+    out = (seen.flatten(1, 2) @ value).unflatten(1, q.shape[1:3])
+    for number, (_, v) in enumerate(own):
+        out = out + rest[..., number : number + 1] * v
+    return out.flatten(0, 1)
