@@ -134,6 +134,15 @@ class Session:
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
 
+    def results(self, references: list[Any]) -> list[Any]:
+        """What remote calls returned, in their order, once all have. The first error is raised as soon as it is there:
+        the other calls may be waiting for the one it came from."""
+        pending = list(references)
+        while pending:
+            (done, *_), pending = self._ray().wait(pending)
+            self.result(done)
+        return [self.result(reference) for reference in references]
+
     def close(self) -> None:
         """End every engine and worker, and Ray itself if this process started it. May be called again."""
         with self._lock:

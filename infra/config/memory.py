@@ -49,12 +49,12 @@ def on_host(shape: Shape, config: FlowConfig) -> Sides:
     # twice: the engine's own packing of the weights beside the copy that a weight update brings or a file cache holds
     engine = int(ENGINE_GIB * GIB) + 2 * weights + int(config.engine.kv_cache_gib * GIB)
     trainer = 0
+    ranks = config.cluster.trainer_ranks
     if isinstance(config, RLFlowConfig | LoopConfig):
-        ranks = config.cluster.trainer_ranks
         trainer = ranks * (int(TRAINER_GIB * GIB) + _logits(shape, config)) + _training(shape, config)
         trainer += trained(shape, config) * CHECKPOINT_BYTES
     elif isinstance(config, DrafterFlowConfig | QuantizeFlowConfig):
-        trainer = int(TRAINER_GIB * GIB) + 2 * weights
+        trainer = ranks * (int(TRAINER_GIB * GIB) + 2 * weights)
     return Sides(engine=engine, trainer=trainer, services=int(SERVICES_GIB * GIB))
 
 

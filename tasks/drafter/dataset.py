@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,15 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def trained(self) -> int:
+        """Rows that the loss reads."""
+        return int(self.loss_mask.sum())
+
+    def idle(self) -> "Rows":
+        """The same rows, of which the loss reads none."""
+        return replace(self, loss_mask=torch.zeros_like(self.loss_mask))
 
     def to(self, device: str) -> "Rows":
         """The same rows on `device`."""

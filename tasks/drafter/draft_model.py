@@ -5,11 +5,12 @@ It has the target's tokenizer, embedding and head to begin with, proposes from t
 
 import shutil
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from infra.cluster.ranks import Ranks, whole
 from infra.config.drafter import DrafterConfig
 from tasks.drafter.answers import Answered
 from tasks.drafter.dataset import DatasetError, schedule, split_by_domain
@@ -28,7 +29,16 @@ class Batch:
     labels: torch.Tensor
 
     def __len__(self) -> int:
-        return int((self.labels != -100).sum())
+        return self.trained
+
+    @property
+    def trained(self) -> int:
+        """Tokens that the loss reads: the first of a sequence follows nothing."""
+        return int((self.labels[:, 1:] != -100).sum())
+
+    def idle(self) -> "Batch":
+        """The same sequences, of which the loss reads nothing."""
+        return replace(self, labels=torch.full_like(self.labels, -100))
 
 
 class DraftModelTrainer(TrainingLoop):
@@ -39,9 +49,17 @@ class DraftModelTrainer(TrainingLoop):
     Raises DatasetError when the answers teach nothing.
     """
 
-    def __init__(self, target: Path, answered: List[Answered], config: DrafterConfig, previous: Path | None = None):
+    def __init__(
+        self,
+        target: Path,
+        answered: List[Answered],
+        config: DrafterConfig,
+        previous: Path | None = None,
+        ranks: Ranks | None = None,
+    ):
         from transformers import AutoModelForCausalLM
 
+        self.ranks = ranks or Ranks()
         self.config, self.target = config, target
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(config.seed)
@@ -69,19 +87,14 @@ class DraftModelTrainer(TrainingLoop):
         pad = torch.nn.utils.rnn.pad_sequence
         return Batch(pad(token_ids, batch_first=True), pad(labels, batch_first=True, padding_value=-100))
 
-    def loss(self, batch: Batch) -> torch.Tensor:
+    def loss(self, batch: Batch, trained: int) -> torch.Tensor:
         """Cross-entropy of the generated tokens: distillation on the teacher's sequences (Kim and Rush 2016)."""
-        # Padding stands behind the last token, where causal attention does not look.
-        states = self.model.model(batch.input_ids.to(self.device), use_cache=False).last_hidden_state[:, :-1]
-        labels = batch.labels[:, 1:].to(self.device)
-        trained = labels != -100
-        return torch.nn.functional.cross_entropy(self.model.lm_head(states[trained]).float(), labels[trained])
+        return self.compute(_cross_entropy, batch.input_ids.to(self.device), batch.labels.to(self.device), trained)
 
     def walk(self, sequence: Answered) -> Walk:
         """`acceptance` of one answer."""
         token_ids = torch.tensor(sequence.token_ids)
-        logits = self.model(token_ids[None].to(self.device), use_cache=False).logits[0]
-        following = logits.argmax(-1).cpu()  # [t]: proposed behind token t
+        following = self.compute(_following, token_ids.to(self.device)).cpu()
         k, rows = self.config.num_speculative_tokens, len(token_ids) - 2
         proposed = torch.stack([_shift(following, i, rows) for i in range(k)])
         counted = Walk()
@@ -91,9 +104,10 @@ class DraftModelTrainer(TrainingLoop):
 
     def write(self, folder: Path, tokenizer: str, dtype: str) -> None:
         """Write the model as it is, with the target's tokenizer, to `folder`."""
-        self.model.save_pretrained(
-            folder, state_dict={n: w.to(getattr(torch, dtype)) for n, w in self.model.state_dict().items()}
-        )
+        weights = {n: whole(w).to(getattr(torch, dtype)) for n, w in self.model.state_dict().items()}
+        if self.ranks.rank > 0:
+            return
+        self.model.save_pretrained(folder, state_dict=weights)
         for pattern in TOKENIZER_FILES:
             for path in self.target.glob(pattern):
                 shutil.copyfile(path, folder / path.name)
@@ -117,6 +131,20 @@ class DraftModelTrainer(TrainingLoop):
     def sequence(one: Answered) -> Answered:
         """Itself."""
         return one
+
+
+def _cross_entropy(model: torch.nn.Module, input_ids: torch.Tensor, labels: torch.Tensor, trained: int) -> torch.Tensor:
+    # Padding stands behind the last token, where causal attention does not look.
+    states = model.model(input_ids, use_cache=False).last_hidden_state[:, :-1]
+    labels = labels[:, 1:]
+    read = labels != -100
+    summed = torch.nn.functional.cross_entropy(model.lm_head(states[read]).float(), labels[read], reduction="sum")
+    return summed / trained
+
+
+def _following(model: torch.nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+    """[t]: proposed behind token t."""
+    return model(token_ids[None], use_cache=False).logits[0].argmax(-1)
 
 
 def _shift(following: torch.Tensor, i: int, rows: int) -> torch.Tensor:

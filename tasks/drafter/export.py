@@ -36,24 +36,24 @@ class DrafterCard(BaseModel):
 
 def export(
     model: "torch.nn.Module",
+    weights: dict[str, "torch.Tensor"],
     folder: Path,
     card: DrafterCard,
-    probe: tuple["torch.Tensor", "torch.Tensor"],
+    probe: tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"],
     dtype: "torch.dtype",
 ) -> None:
-    """Write `model` (speculators' class) with weights in `dtype` to `folder`.
+    """Write `model` (speculators' class) with its `weights`, all whole, in `dtype` to `folder`.
 
-    probe: (auxiliary states [rows, aux_layers * hidden_size], input ids [rows]) of one sequence, stored with the logits
-    that the trained model gives for its last rows.
+    probe: (auxiliary states [rows, aux_layers * hidden_size], input ids [rows]) of one sequence, and the `last_logits`
+    that the trained model gives for it.
 
     The embedding is left out: the engine then uses the target's own, which is what the head was trained with.
     """
     import numpy as np
-    import torch
 
     state = {
         name: (w.to(dtype) if w.is_floating_point() else w).contiguous()
-        for name, w in model.state_dict().items()
+        for name, w in weights.items()
         if name != "embed_tokens.weight"
     }
     model.save_pretrained(folder, state_dict=state)
@@ -68,9 +68,7 @@ def export(
     config["dtype"] = config["transformer_layer_config"]["dtype"] = card.dtype
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
-    hidden, input_ids = probe
-    with torch.no_grad():
-        logits = last_logits(model, hidden, input_ids)
+    hidden, input_ids, logits = probe
     np.savez(folder / PROBE, hidden=hidden.float().cpu(), input_ids=input_ids.cpu(), logits=logits.float().cpu())
     (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n")
 

@@ -3,8 +3,8 @@
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from infra.cluster.ranks import Ranks, spread, whole
 from infra.config.drafter import DrafterConfig
 from tasks.drafter.sources import ROLLOUTS
+from tasks.drafter.spread import Spread, share
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import WHOLE
 
@@ -48,9 +50,12 @@ class TrainingLoop(ABC):
 
     config, device. model: what is trained. packs: numbers of the sequences of each step, for ever, the same for the
     same configuration. train, held_out: what is learned from, and what is looked at.
+    ranks: this loop is one of so many, each in a process of its own, whose methods are called alike: they share the
+    sequences of a pack and hold the weights between them, and the result is that of one.
     """
 
     config: DrafterConfig
+    ranks: Ranks
     device: str
     model: torch.nn.Module
     train: list
@@ -59,6 +64,7 @@ class TrainingLoop(ABC):
     def start(self, packs: Iterator[list[int]]) -> None:
         """Call once `model` is on its device."""
         self.packs = packs
+        self.spread = Spread(self.model, self.ranks, self.device) if self.ranks.world > 1 else None
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=self.config.lr, weight_decay=0.0, fused=True)
         self.curve = Curve()
@@ -67,11 +73,12 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def batch(self, chosen: Sequence[int]) -> Any:
-        """The training sequences with these numbers; its length is the number of rows."""
+        """The training sequences with these numbers; its length is the number of rows. `trained`: those that the loss
+        reads; `idle()`: the same batch without any of these."""
 
     @abstractmethod
-    def loss(self, batch: Any) -> torch.Tensor:
-        """Mean over the trained rows of a batch, nats."""
+    def loss(self, batch: Any, trained: int) -> torch.Tensor:
+        """Sum over the trained rows of a batch divided by `trained`, the number of them in the whole pack, nats."""
 
     @abstractmethod
     def walk(self, sequence: Any) -> Walk:
@@ -121,7 +128,7 @@ class TrainingLoop(ABC):
             if self.finished:
                 break
             lr = self.learning_rate(step)
-            loss, grad_norm = self.step(self.batch(next(self.packs)), lr)
+            loss, grad_norm = self.step(next(self.packs), lr)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"loss of drafter step {step} is {loss}: lower drafter.lr ({self.config.lr})")
             if step == steps or step % max(1, steps // self.config.held_out_looks) == 0:
@@ -132,31 +139,45 @@ class TrainingLoop(ABC):
             self._restore(self.best)
 
     def overfit(self, most: int, every: int = 5) -> float:
-        """Train at the peak learning rate until `WHOLE` of the blocks of what is trained on are proposed right to the
-        last token, or for `most` steps; the share reached."""
+        """Train on everything in each step, at the peak learning rate, until `WHOLE` of its blocks are proposed right
+        to the last token, or for `most` steps; the share reached."""
         self._look(0)
-        whole = 0.0
-        while whole < WHOLE and self.steps < most:
+        right = 0.0
+        while right < WHOLE and self.steps < most:
             for _ in range(every):
-                loss, norm = self.step(self.batch(next(self.packs)), self.config.lr)
+                loss, norm = self.step(range(len(self.train)), self.config.lr)
                 self.curve.add(self.steps + 1, loss=loss, lr=self.config.lr, grad_norm=norm)
             walked = self.acceptance(self.train)
-            whole = walked.accepted[-1] / max(1, walked.drafts)
-        return whole
+            right = walked.accepted[-1] / max(1, walked.drafts)
+        return right
 
-    def step(self, batch: Any, lr: float) -> tuple[float, float]:
-        """One optimizer step on `batch`; (loss, gradient norm before clipping)."""
+    def step(self, pack: Sequence[int], lr: float) -> tuple[float, float]:
+        """One optimizer step on the sequences of `pack`; (loss, gradient norm before clipping)."""
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        mine = share([len(self.sequence(self.train[i]).token_ids) for i in pack], self.ranks)
+        # A rank without work goes through the motions: it holds a part of the weights.
+        batch = self.batch([pack[i] for i in mine]) if mine else self.batch(pack[:1]).idle()
+        rows, trained = self.ranks.sum([len(batch) if mine else 0, batch.trained])
         with self._precision():
-            loss = self.loss(batch)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm)
+            loss = self.loss(batch, max(1, round(trained)))
+        (loss * self.ranks.world).backward()  # gradients of parts are means over ranks
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.tokens += len(batch)
-        return loss.item(), norm.item()
+        self.tokens += round(rows)
+        return self.ranks.sum([loss.item()])[0], norm.item()
+
+    def compute(self, of: Callable[..., Any], *args: Any) -> Any:
+        """`of(model, *args)`. A collective call, but for within `whole_weights`."""
+        return of(self.model, *args) if self.spread is None else self.spread(of, *args)
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """No gradients, and `compute` is no collective call. Entering and leaving it is."""
+        with torch.no_grad(), self.spread.whole() if self.spread else nullcontext():
+            yield
 
     def learning_rate(self, step: int) -> float:
         """Of step 1..training_steps: linear warm-up to the peak, then a cosine down to a tenth of it."""
@@ -174,22 +195,29 @@ class TrainingLoop(ABC):
         temperature of the answers.
         """
         self.model.eval()
-        counted = Walk()
-        with torch.no_grad():
-            for sequence in self.held_out if sequences is None else sequences:
+        counted = Walk(0, [0] * self.config.num_speculative_tokens)
+        with self.whole_weights():
+            for sequence in (self.held_out if sequences is None else sequences)[self.ranks.rank :: self.ranks.world]:
                 counted += self.walk(sequence)
-        return counted
+        drafts, *accepted = self.ranks.sum([counted.drafts, *counted.accepted])
+        return Walk(round(drafts), [round(number) for number in accepted])
 
     def save(self, path: Path) -> None:
-        """Everything that the next step depends on, in one file that appears whole or not at all."""
+        """Everything that the next step depends on, in one file that appears whole or not at all. The first rank writes
+        it, for as many or others."""
         scratch = path.with_suffix(".unfinished")
         state = {
-            "weights": {name: p.detach() for name, p in self.parameters.items()},
-            "optimizer": self.optimizer.state_dict(),
+            "weights": {name: whole(p.detach()) for name, p in self.parameters.items()},
+            "moments": [
+                {key: whole(value) for key, value in self.optimizer.state.get(p, {}).items()}
+                for p in self.parameters.values()
+            ],
             "curve": self.curve.model_dump(),
             "tokens": self.tokens,
-            "best": self.best,
+            "best": {name: whole(p) for name, p in self.best.items()},
         }
+        if self.ranks.rank > 0:
+            return
         with scratch.open("wb") as file:
             torch.save(state, file)
             file.flush()
@@ -197,11 +225,15 @@ class TrainingLoop(ABC):
         os.replace(scratch, path)
 
     def load(self, path: Path) -> None:
-        """Go on where `save` was called, on the same arguments."""
+        """Go on where `save` was called, on the same arguments, by as many ranks or others."""
         state = torch.load(path, map_location=self.device, weights_only=True)
-        self._restore(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.curve, self.tokens, self.best = Curve(**state["curve"]), state["tokens"], state["best"]
+        self._restore(self._spread(state["weights"]))
+        for p, moments in zip(self.parameters.values(), state["moments"], strict=True):
+            self.optimizer.state[p] = {
+                key: value if key == "step" else spread(value, p) for key, value in moments.items()
+            }
+        self.curve, self.tokens = Curve(**state["curve"]), state["tokens"]
+        self.best = self._spread(state["best"])
         for _ in islice(self.packs, self.steps):
             pass
 
@@ -210,6 +242,9 @@ class TrainingLoop(ABC):
         self.curve.add(step, held_out_acceptance=now, **entry)
         if now >= max(before, default=now):
             self.best = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def _spread(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: spread(weight, self.parameters[name]) for name, weight in weights.items()}
 
     def _restore(self, weights: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():

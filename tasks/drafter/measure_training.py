@@ -79,7 +79,7 @@ def _steps(trainer) -> list[float]:
     seconds = []
     for step in range(1, trainer.config.training_steps + 1):
         begun = time.monotonic()
-        trainer.step(trainer.batch(next(trainer.packs)), trainer.learning_rate(step))
+        trainer.step(next(trainer.packs), trainer.learning_rate(step))
         seconds.append(time.monotonic() - begun)
     return seconds
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 
+from infra.cluster.ranks import Ranks, whole
 from infra.config.drafter import DrafterConfig
 from tasks.drafter import heads, ttt
 from tasks.drafter.dataset import Rows, answer_counts, draft_vocab, pack, packs, require_learnable, rows, split
-from tasks.drafter.export import DrafterCard, export
+from tasks.drafter.export import DrafterCard, export, last_logits
 from tasks.drafter.loop import TrainingLoop
 from tasks.drafter.states import Captured, Sequence, read_index, read_states
 from tasks.drafter.walk import Walk, walk
@@ -29,7 +30,9 @@ class HeadTrainer(TrainingLoop):
         config: DrafterConfig,
         previous: Path | None = None,
         only: str | None = None,
+        ranks: Ranks | None = None,
     ):
+        self.ranks = ranks or Ranks()
         captured = list(read_states(states))
         if only is None:
             train, held_out = split(captured, config.held_out_share, config.seed)
@@ -76,16 +79,16 @@ class HeadTrainer(TrainingLoop):
         """A pack of the training sequences with these numbers."""
         return pack([rows(self.train[i], self.config.micro_batch_tokens, self.config.ttt_steps) for i in chosen])
 
-    def loss(self, batch: Rows) -> torch.Tensor:
+    def loss(self, batch: Rows, trained: int) -> torch.Tensor:
         """Summed over training-time-test steps, with their weights."""
-        return ttt.loss(self.model, batch.to(self.device), self.config, self.losses)
+        return self.compute(ttt.loss, batch.to(self.device), trained, self.config, self.losses)
 
     def walk(self, sequence: Captured) -> Walk:
         """`acceptance` of one sequence."""
         every = rows(sequence, max_rows=len(sequence.sequence.token_ids))
         spans = [(start - 1, end - 2) for start, end in sequence.sequence.answers]
         wanted = torch.cat([torch.arange(*span) for span in spans])
-        drafted = ttt.proposals(self.model, every.to(self.device), wanted, self.config.num_speculative_tokens)
+        drafted = self.compute(ttt.proposals, every.to(self.device), wanted, self.config.num_speculative_tokens)
         proposed = self.vocab.target_ids[drafted.cpu()]
         counted = Walk()
         for (start, end), part in zip(spans, proposed.split([end - start for start, end in spans], dim=1), strict=True):
@@ -105,7 +108,11 @@ class HeadTrainer(TrainingLoop):
             tokens=self.tokens,
             dtype=dtype,
         )
-        export(self.model, folder, card, (probe.hidden, probe.input_ids), getattr(torch, dtype))
+        state = {name: whole(w) for name, w in self.model.state_dict().items()}
+        with self.whole_weights():
+            logits = self.compute(last_logits, probe.hidden, probe.input_ids)
+        if self.ranks.rank == 0:
+            export(self.model, state, folder, card, (probe.hidden, probe.input_ids, logits), getattr(torch, dtype))
 
     @property
     def coverage(self) -> float:
@@ -133,7 +140,9 @@ class StreamedHeadTrainer(HeadTrainer):
         answers: List[Sequence],
         config: DrafterConfig,
         previous: Path | None = None,
+        ranks: Ranks | None = None,
     ):
+        self.ranks = ranks or Ranks()
         captured = {c.sequence.key: c for c in read_states(states)}
         looked_at = [captured[key] for key in held_out]
         every = [*answers, *(c.sequence for c in looked_at)]

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from infra.cluster.session import session
 from infra.config.flows import DrafterFlowConfig
 from infra.engine.drafters import speculation
 from infra.services import runs
@@ -23,16 +22,17 @@ from infra.store.refs import ArtifactRef
 from tasks.drafter.answers import Answered
 from tasks.drafter.contract import ContractError, check, check_draft_model, check_whole
 from tasks.drafter.export import tokenizer_digest
-from tasks.drafter.serving import capturing, engine, measuring, placement, replay
+from tasks.drafter.remote import RemoteWorker
+from tasks.drafter.serving import capturing, engine, measuring, replay
 from tasks.drafter.states import Sequence
 from tasks.drafter.streaming import stream
-from tasks.drafter.worker import WHOLE, Progress, TrainerWorker, TrainingResult
+from tasks.drafter.worker import WHOLE, Progress, TrainingResult
 
 COMMAND = "lockstep drafter"
 REPORT_EVERY = 5  # optimizer steps between two progress lines
 OVERFIT_STEPS = 150  # that a head is given to learn one answer by heart
 
-_trainer: Any = None  # the actor inside `trainer`
+_trainer: RemoteWorker | None = None  # inside `trainer`
 
 
 class Overfitted(BaseModel):
@@ -54,18 +54,14 @@ class Trained(BaseModel):
 
 @contextmanager
 def trainer(config: DrafterFlowConfig) -> Iterator[None]:
-    """The trainer's process for the steps inside the block. Its imports take as long as an engine's start: begin before
-    the engine that comes first."""
+    """The trainer's processes for the steps inside the block. Their imports take as long as an engine's start: begin
+    before the engine that comes first."""
     global _trainer
-    reserved = placement(config)
-    _trainer = session().actor(
-        TrainerWorker, cpus=reserved.trainer.cpus, gpus=reserved.trainer.gpus, threads=reserved.trainer_threads
-    )
-    _trainer.warm_up.remote()
+    _trainer = RemoteWorker(config)
     try:
         yield
     finally:
-        _trainer = None  # its last reference: the process ends
+        _trainer = None  # its last reference: the processes end
 
 
 @durable(name="learn one answer by heart", pools=["engines", "trainer"])
@@ -77,19 +73,19 @@ def overfit_one(target: ArtifactRef, states: ArtifactRef, sample: str, config: D
     captured states, training and serving do not mean the same, and no amount of training would help.
     """
     spans, store, settings = Spans(), open_store(), config.drafter
-    model, result = store.open(target), session().result
+    model = store.open(target)
     with _scratch() as scratch:
         with spans.measure("trainer"):
             report("teaching a head one answer by heart")
-            learned = result(_trainer.overfit.remote(model, store.open(states), settings, sample, OVERFIT_STEPS))
+            learned = _trainer.do("overfit", model, store.open(states), settings, sample, OVERFIT_STEPS)
             if learned < WHOLE:
                 raise ContractError(
                     f"a head trained on one answer proposes {learned:.0%} of its blocks right after {OVERFIT_STEPS} "
                     f"steps, {WHOLE:.0%} are needed: states and tokens do not fit, or drafter.lr ({settings.lr}) does "
                     f"not; drafter.overfit_check=false leaves this check out"
                 )
-            result(_trainer.export.remote(scratch / "head", tokenizer_digest(model), config.engine.dtype))
-            expected = result(_trainer.expected.remote())
+            _trainer.do("export", scratch / "head", tokenizer_digest(model), config.engine.dtype)
+            expected = _trainer.do("expected")
         proposing = speculation(scratch / "head", settings.num_speculative_tokens)
         with engine(measuring(model, config, proposing), config, spans) as handle, spans.measure("engine"):
             served = asyncio.run(replay(handle, expected, config.engine.max_concurrent_sequences))
@@ -110,7 +106,7 @@ def train_head(
     store, settings = open_store(), config.drafter
     model, seen = store.open(target), store.open(states)
     inputs = [target, states, *([previous] if previous else [])]
-    begin = _trainer.begin.remote(model, seen, settings, previous and store.open(previous))
+    begin = _trainer.begin("begin", model, seen, settings, previous and store.open(previous))
     return _train(begin, model, check, inputs, _checkpoint(settings, *inputs), config, _steps(config))
 
 
@@ -131,8 +127,8 @@ def train_head_streaming(
     model, seen = store.open(target), store.open(states)
     train, held_out = split_by_domain(answers, settings.held_out_share, settings.seed)
     sequences = [Sequence(**answered.model_dump()) for answered in train]
-    begin = _trainer.begin_streamed.remote(
-        model, seen, [a.key for a in held_out], sequences, settings, previous and store.open(previous)
+    begin = _trainer.begin(
+        "begin_streamed", model, seen, [a.key for a in held_out], sequences, settings, previous and store.open(previous)
     )
     inputs = [target, states, *([previous] if previous else [])]
     checkpoint = _checkpoint(settings, *inputs, "".join(a.key for a in answers))
@@ -142,8 +138,8 @@ def train_head_streaming(
             report(f"streaming hidden states: {layout.bytes_per_token} bytes a token, none kept")
             return stream(
                 handle,
-                _trainer.consume.remote,
-                session().result,
+                lambda chunk, count: _trainer.begin("consume", chunk, count),
+                _trainer.wait,
                 train,
                 packs(sequences, settings),
                 runs.read(run).folder / "stream" / "chunks",
@@ -169,7 +165,7 @@ def train_draft_model(
     """
     store, settings = open_store(), config.drafter
     model, inputs = store.open(target), [target, *([previous] if previous else [])]
-    begin = _trainer.begin_draft_model.remote(model, answers, settings, previous and store.open(previous))
+    begin = _trainer.begin("begin_draft_model", model, answers, settings, previous and store.open(previous))
     keys = "".join(answered.key for answered in answers)
     checkpoint = _checkpoint(settings, *inputs, keys)
     return _train(begin, model, check_draft_model, inputs, checkpoint, config, _steps(config))
@@ -180,7 +176,7 @@ def _steps(config: DrafterFlowConfig) -> Callable[[int, Spans], Progress]:
 
     def steps(done: int, spans: Spans) -> Progress:
         with spans.measure("trainer"):
-            while not (at := session().result(_trainer.advance.remote(REPORT_EVERY))).finished:
+            while not (at := _trainer.do("advance", REPORT_EVERY)).finished:
                 told = f"training: loss {at.loss:.3f}, held-out acceptance {at.acceptance:.2f}"
                 report(told, at.step, config.drafter.training_steps)
             return at
@@ -189,7 +185,7 @@ def _steps(config: DrafterFlowConfig) -> Callable[[int, Spans], Progress]:
 
 
 def _train(
-    begin: Any,
+    begin: list[Any],
     model: Path,
     fits: Callable[[Path, Path], None],
     inputs: list[ArtifactRef],
@@ -200,22 +196,22 @@ def _train(
     """begin: the worker's call that builds the drafter. fits: raises ContractError unless (drafter, target) fit.
     train: the steps that are left when so many are done."""
     spans, store, steps = Spans(), open_store(), config.drafter.training_steps
-    worker, result, tokenizer = _trainer, session().result, tokenizer_digest(model)
+    worker, tokenizer = _trainer, tokenizer_digest(model)
     with _scratch() as scratch:
         start, head = scratch / "start", scratch / "head"
         with spans.measure("trainer"):
             report("building the drafter")
-            result(begin)
-            result(worker.export.remote(start, tokenizer, config.engine.dtype))
-            if done := result(worker.resume.remote(checkpoint)):
+            worker.wait(begin)
+            worker.do("export", start, tokenizer, config.engine.dtype)
+            if done := worker.do("resume", checkpoint):
                 report(f"training goes on after step {done}")
         at = train(done, spans)
         report(f"trained: held-out acceptance {at.acceptance:.2f}", at.step, steps)
         if at.step < steps:
             report(f"acceptance on held-out answers no longer improves: stopped after {at.step} of {steps} steps")
         with spans.measure("trainer"):
-            result(worker.export.remote(head, tokenizer, config.engine.dtype))
-            outcome = result(worker.result.remote())
+            worker.do("export", head, tokenizer, config.engine.dtype)
+            outcome = worker.do("result")
         report("checking the drafter's contract with its target")
         fits(head, model)
         trained = Trained(

@@ -18,23 +18,23 @@ from infra.config.drafter import DrafterConfig
 from tasks.drafter.dataset import Rows
 
 
-def loss(model: torch.nn.Module, batch: Rows, config: DrafterConfig, losses: dict) -> torch.Tensor:
-    """Mean over the trained rows, nats, summed over the steps with weights `ttt_decay**j`.
+def loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfig, losses: dict) -> torch.Tensor:
+    """Sum over the trained rows divided by `trained`, nats, summed over the steps with weights `ttt_decay**j`.
 
     At step j a trained row's target is proposed by the row j before it. losses: as speculators resolves them, (function
     of logits and targets [1, rows, draft vocabulary], weight) by name.
     """
     if batch.hidden.is_cuda:
-        return _whole_loss(model, batch, config, losses)
-    trained = batch.loss_mask.nonzero().flatten()
-    wanted = torch.cat([trained - step for step in range(config.ttt_steps)]).unique()
+        return _whole_loss(model, batch, trained, config, losses)
+    rows = batch.loss_mask.nonzero().flatten()
+    wanted = torch.cat([rows - step for step in range(config.ttt_steps)]).unique()
     with torch.no_grad():
-        targets = model.verifier_lm_head(model.verifier_norm(batch.target[trained]))[None]
+        targets = model.verifier_lm_head(model.verifier_norm(batch.target[rows]))[None]
     total = torch.zeros(())
     for step, hidden in enumerate(_outputs(model, batch, wanted, config.ttt_steps)):
-        logits = model.lm_head(model.norm(hidden[torch.searchsorted(wanted, trained - step)]))[None]
+        logits = model.lm_head(model.norm(hidden[torch.searchsorted(wanted, rows - step)]))[None]
         each = sum(weight * of(logits, targets) for of, weight in losses.values())
-        total = total + config.ttt_decay**step * each.sum() / max(1, len(trained))
+        total = total + config.ttt_decay**step * each.sum() / trained
     return total
 
 
@@ -47,8 +47,8 @@ def proposals(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: 
     return torch.stack([model.lm_head(model.norm(h)).argmax(dim=-1) for h in _outputs(model, batch, wanted, steps)])
 
 
-def _whole_loss(model: torch.nn.Module, batch: Rows, config: DrafterConfig, losses: dict) -> torch.Tensor:
-    """`loss` by speculators' forward."""
+def _whole_loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfig, losses: dict) -> torch.Tensor:
+    """`loss` by speculators' forward, which gives the mean of these rows."""
     _, total, _ = model(
         **_arguments(batch),
         loss_mask=batch.loss_mask[None],
@@ -57,7 +57,7 @@ def _whole_loss(model: torch.nn.Module, batch: Rows, config: DrafterConfig, loss
         ttt_step_loss_decay=config.ttt_decay,
         loss_config=losses,
     )
-    return total
+    return total * (batch.trained / trained)
 
 
 def _arguments(batch: Rows) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from infra.config.drafter import DrafterConfig
 
 if TYPE_CHECKING:
+    from infra.cluster.ranks import Ranks
     from tasks.drafter.answers import Answered
     from tasks.drafter.loop import TrainingLoop
     from tasks.drafter.states import Sequence
@@ -47,23 +48,42 @@ class TrainingResult(BaseModel):
 
 
 class TrainerWorker:
-    """Trains one drafter at a time; meant to run as an actor of its own."""
+    """Trains one drafter at a time; meant to run as an actor of its own.
 
-    def __init__(self) -> None:
+    rank: of `world` such workers, from 0, which share the work: each is told the same.
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self._rank, self._world = rank, world
         self.trainer: TrainingLoop | None = None
         self.checkpoint: Path | None = None
 
-    def warm_up(self) -> None:
-        """Import what training needs."""
+    def meet(self) -> str:
+        """Where the other ranks find this one, the first."""
+        from infra.cluster.ranks import Meeting
+
+        self._meeting = Meeting()
+        return self._meeting.address
+
+    def warm_up(self, meeting: str | None = None) -> None:
+        """Import what training needs, and form a group with the other ranks where the first one has said where."""
+        from infra.cluster.ranks import Meeting
         from tasks.drafter import heads, train  # noqa: F401
 
         heads.warm_up()
+        if meeting is not None:
+            self._ranks().connect(self._meeting.store if self._rank == 0 else Meeting.at(meeting))
+
+    def _ranks(self) -> "Ranks":
+        from infra.cluster.ranks import Ranks
+
+        return Ranks(self._rank, self._world)
 
     def begin(self, target: Path, states: Path, config: DrafterConfig, previous: Path | None) -> None:
         """Build the head and load the states."""
         from tasks.drafter.train import HeadTrainer
 
-        self.trainer, self.checkpoint = HeadTrainer(target, states, config, previous), None
+        self.trainer, self.checkpoint = HeadTrainer(target, states, config, previous, ranks=self._ranks()), None
 
     def begin_streamed(
         self,
@@ -77,13 +97,15 @@ class TrainerWorker:
         """Build the head; the states of `answers` come with `consume`."""
         from tasks.drafter.train import StreamedHeadTrainer
 
-        self.trainer = StreamedHeadTrainer(target, states, held_out, answers, config, previous)
+        self.trainer = StreamedHeadTrainer(target, states, held_out, answers, config, previous, self._ranks())
         self.checkpoint = None
 
     def consume(self, states: Path, steps: int) -> Progress:
         """Train on the captured states of the next `steps` packs, whose folder is then removed."""
         self.trainer.receive(states)
-        shutil.rmtree(states)
+        self.trainer.ranks.sum([0])  # every rank has read them
+        if self._rank == 0:
+            shutil.rmtree(states)
         return self.advance(steps)
 
     def begin_draft_model(
@@ -92,7 +114,7 @@ class TrainerWorker:
         """Build the draft model."""
         from tasks.drafter.draft_model import DraftModelTrainer
 
-        self.trainer, self.checkpoint = DraftModelTrainer(target, answers, config, previous), None
+        self.trainer, self.checkpoint = DraftModelTrainer(target, answers, config, previous, self._ranks()), None
 
     def resume(self, checkpoint: Path) -> int:
         """Go on from the file `checkpoint` if there is one, and write it every `checkpoint_every` steps from here on.
@@ -119,7 +141,7 @@ class TrainerWorker:
         last token, after at most `most` steps."""
         from tasks.drafter.train import HeadTrainer
 
-        self.trainer = HeadTrainer(target, states, config, only=only)
+        self.trainer = HeadTrainer(target, states, config, only=only, ranks=self._ranks())
         return self.trainer.overfit(most)
 
     def export(self, folder: Path, tokenizer: str, dtype: str) -> None:

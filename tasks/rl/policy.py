@@ -5,13 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from infra.cluster.ranks import Ranks, whole
 from infra.config.rl import LoRA
 from tasks.rl import attention
 from tasks.rl.errors import TrainerError
 from tasks.rl.head import token_logprobs
-from tasks.rl.ranks import Ranks
 
 
 class Policy(torch.nn.Module):
@@ -93,10 +92,10 @@ class Policy(torch.nn.Module):
         for name, parameter in self.causal.named_parameters():
             if ".lora_" in name:
                 continue
-            weight = _whole(parameter.detach())
+            weight = whole(parameter.detach())
             if name in adapted:
                 layer = adapted[name]
-                a, b = (_whole(part["default"].weight.detach()) for part in (layer.lora_A, layer.lora_B))
+                a, b = (whole(part["default"].weight.detach()) for part in (layer.lora_A, layer.lora_B))
                 weight = weight + layer.scaling["default"] * (b @ a)
             yield name.replace(".base_layer.", "."), weight
 
@@ -157,7 +156,3 @@ class Policy(torch.nn.Module):
             raise TrainerError("rl.lora.target_modules names the output head, which takes no adapter: leave it out")
         for name, parameter in self.causal.named_parameters():
             parameter.requires_grad_(".lora_" in name)
-
-
-def _whole(weight: torch.Tensor) -> torch.Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
+from infra.cluster.ranks import Ranks, whole
 from infra.config.rl import RLConfig
 from tasks.rl.attention import Layout
 from tasks.rl.batch import TrainingBatch
@@ -20,7 +20,6 @@ from tasks.rl.losses import LOSSES, Clip, Tokens, k3, summed
 from tasks.rl.mismatch import check, mismatch
 from tasks.rl.packing import MicroBatch, pack, share
 from tasks.rl.policy import Policy
-from tasks.rl.ranks import Ranks
 
 
 @dataclass
@@ -205,7 +204,7 @@ class Trainer:
 
     def _clip(self, parameters: list[torch.nn.Parameter]) -> float:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
-        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        return whole(norm).item()
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

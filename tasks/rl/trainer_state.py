@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
+from infra.cluster.ranks import spread
 from tasks.rl.trainer import Trainer
 
 REST = "trainer.json"
@@ -68,13 +69,13 @@ def load(trainer: Trainer, folder: Path) -> None:
             raise ValueError(f"{folder} is a checkpoint of another model: {sorted(differing)[:3]} differ")
         with torch.no_grad():
             for name, p in named.items():
-                p.copy_(_like(p, _joined(weights, name)))
+                p.copy_(spread(_joined(weights, name), p))
         torch.set_rng_state(moments[min(trainer.ranks.rank, rest["ranks"] - 1)].get_tensor("rng"))
         trainer.optimizer.state.clear()
         for name in set(moments[0].keys()) - {"rng"}:
             parameter, key = name.rsplit("/", 1)
             p, number = named[parameter], key == "step"
-            value = moments[0].get_tensor(name).to(p.device) if number else _like(p, _joined(moments, name))
+            value = moments[0].get_tensor(name).to(p.device) if number else spread(_joined(moments, name), p)
             trainer.optimizer.state[p][key] = value
     trainer.scheduler.last_epoch = rest["scheduler"]
     for group, rate in zip(trainer.optimizer.param_groups, trainer.scheduler.get_lr(), strict=True):
@@ -112,10 +113,3 @@ def _joined(files: list, name: str) -> torch.Tensor:
     """FSDP2 shards along the first dimension, in the order of ranks."""
     parts = [file.get_tensor(name) for file in files]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _like(p: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    whole = whole.to(p.device)
-    if not isinstance(p, DTensor):
-        return whole
-    return distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None)  # every rank has read the whole

@@ -23,25 +23,23 @@ class TrainerWorker:
         self._rank, self._world = rank, world
 
     def meet(self) -> str:
-        """Where the other ranks find this one, the first: host and port."""
-        import ray
-        from torch.distributed import TCPStore
+        """Where the other ranks find this one, the first."""
+        from infra.cluster.ranks import Meeting
 
-        host = ray.util.get_node_ip_address()
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return f"{host}:{self._store.port}"
+        self._meeting = Meeting()
+        return self._meeting.address
 
     def begin(self, meeting: str | None = None) -> None:
         """Load the model, together with the other ranks where the first one has said where to meet.
 
         Raises TrainerError when it cannot be trained."""
+        from infra.cluster.ranks import Meeting, Ranks
         from infra.transport.transports import make_sender
-        from tasks.rl.ranks import Ranks
         from tasks.rl.trainer import Trainer
 
         ranks = Ranks(self._rank, self._world)
         if meeting is not None:
-            ranks.connect(self._store if self._rank == 0 else _store_at(meeting))
+            ranks.connect(self._meeting.store if self._rank == 0 else Meeting.at(meeting))
         self._trainer = Trainer(self._base, self._config, ranks)
         if self._rank == 0:
             self._sender = make_sender(self._config.transport, self._engine_dtype, self._reach)
@@ -92,10 +90,3 @@ class TrainerWorker:
         """Free what was published."""
         if self._rank == 0:
             self._sender.close()
-
-
-def _store_at(meeting: str):
-    from torch.distributed import TCPStore
-
-    host, _, port = meeting.rpartition(":")
-    return TCPStore(host, int(port), is_master=False)

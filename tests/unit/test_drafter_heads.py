@@ -269,14 +269,14 @@ def test_leaving_out_what_no_loss_reads_changes_no_loss_and_no_gradient(states, 
     found = []
     for loss in (ttt.loss, ttt._whole_loss):
         trainer.model.zero_grad()
-        value = loss(trainer.model, batch, trainer.config, trainer.losses)
+        value = loss(trainer.model, batch, batch.trained, trainer.config, trainer.losses)
         value.backward()
         found.append((value.detach(), {name: p.grad.clone() for name, p in trainer.parameters.items()}))
     (ours, our_gradients), (theirs, their_gradients) = found
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
     for name, gradient in their_gradients.items():
         torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
-    nothing = ttt.loss(trainer.model, dataset.pack([prompt]), trainer.config, trainer.losses)
+    nothing = ttt.loss(trainer.model, dataset.pack([prompt]), 1, trainer.config, trainer.losses)
     nothing.backward()
     assert nothing == 0
     wanted = torch.tensor([0, 3, 4, 25, 30])

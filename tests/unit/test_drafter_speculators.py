@@ -63,7 +63,7 @@ def test_speculators_trains_the_head_it_is_given(states, tiny_llama, tmp_path):
     here, theirs = (HeadTrainer(tiny_llama, states, config) for _ in range(2))
     pack = next(here.packs)
     before = {name: p.detach().clone() for name, p in here.parameters.items()}
-    here.step(here.batch(pack), config.lr)
+    here.step(pack, config.lr)
     speculators_trainer.train(theirs.model, theirs.train, [pack], config, tmp_path)
     for name, start in before.items():
         moved, beside = here.parameters[name] - start, theirs.parameters[name] - start

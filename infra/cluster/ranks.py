@@ -1,4 +1,4 @@
-"""The processes of one trainer: who they are, and what they tell each other."""
+"""The processes of one trainer: who they are, what they tell each other, and how they hold a tensor between them."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 TIMEOUT = timedelta(minutes=10)
 """A rank that waits longer for the others has lost one."""
@@ -37,3 +38,33 @@ class Ranks:
         if self.world == 1:
             return values
         return self.gather(np.array([values], dtype=np.float64)).sum(axis=0).tolist()
+
+
+class Meeting:
+    """Where the other ranks find the first one, which makes this. address: host and port."""
+
+    def __init__(self) -> None:
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.address = f"{host}:{self.store.port}"
+
+    @staticmethod
+    def at(address: str) -> dist.Store:
+        """What another rank connects to."""
+        host, _, port = address.rpartition(":")
+        return dist.TCPStore(host, int(port), is_master=False)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that ranks hold together. A collective call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that every rank has, held as `like` is."""
+    tensor = tensor.to(like.device)
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
