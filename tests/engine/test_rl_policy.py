@@ -17,6 +17,7 @@ from infra.config.flows import RLFlowConfig
 from infra.config.rl import JsonlEnvironment, RLConfig
 from infra.config.target import ClusterConfig, EngineConfig
 from tasks.rl.journal import Journal
+from tasks.rl.lengths import Lengths
 from tasks.rl.result import ROLLOUTS, STEPS, RLResult
 from tasks.rl.run import train_policy
 
@@ -144,11 +145,18 @@ def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
     config = settings(
         prompts, steps=8, max_staleness=2, max_new_tokens=8, checkpoint_every=8, lr=1e-3, transport="store", **carried
     )
-    table = steps(train_policy(model, config, tmp_path))
+    lengths = Lengths(24)
+    result = train_policy(model, config, tmp_path, lengths=lengths)
+    table = steps(result)
     assert table["staleness_max"].max() in (1, 2)
     assert (table["stale"] == 0).all() and (table["groups"] == 16).all()
     assert table[["engine_idle_share", "trainer_idle_share", "decode_share"]].stack().dropna().between(0, 1).all()
     assert table.loc[table["staleness_max"] > 0, "k3"].max() > 1e-7  # an old policy sampled: the log-ratios say so
+    rows = [json.loads(line) for line in (result.tables / ROLLOUTS).read_text().splitlines()]
+    assert {row["num_tokens"] for row in rows} <= set(lengths.drawn) and max(row["num_tokens"] for row in rows) > 8
+    for row in rows:  # what was sampled past an answer's end is no part of it
+        own = sum(end - start for _, start, end in row["weight_version"])
+        assert own == min(8, row["num_tokens"]) or row["token_ids"][own - 1] == rl_letters.TOKENS.index("<eos>")
 
 
 def test_a_killed_asynchronous_run_loses_no_finished_group_and_trains_on_none_twice(letters, tmp_path):
