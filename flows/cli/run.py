@@ -25,7 +25,8 @@ from infra.services.record import Record
 from infra.store import models
 
 POLL_S = 1.0
-FINAL_LOOK_S = 3.0  # logs and task states arrive a moment after the run's own end
+FINAL_LOOK_S = 3.0  # logs and task states arrive a moment after the run's own end; those of a killed one never do
+FINAL_POLL_S = 0.2
 
 PREPARED = ("package:", "random:")  # sources that Lockstep makes itself; any other is a folder of the user's
 
@@ -82,6 +83,8 @@ class Request:
 def register(app: typer.Typer) -> None:
     """Add one command per flow to `app`."""
     for name, (_, text) in FLOWS.items():
+        if name in OWN_COMMAND:
+            continue
         if name in SUBCOMMANDS:
             group = typer.Typer(help=text, invoke_without_command=True)
             group.callback()(_unless_subcommand(_command(name)))
@@ -269,10 +272,14 @@ def _follow(follower):
             news = follower.look()
             screen.show(news)
             if news.state.is_final():
-                time.sleep(FINAL_LOOK_S)
-                screen.show(follower.look())
-                return news.state
+                break
             time.sleep(POLL_S)
+        deadline = time.monotonic() + FINAL_LOOK_S
+        while not news.whole and time.monotonic() < deadline:
+            time.sleep(FINAL_POLL_S)
+            news = follower.look()
+            screen.show(news)
+        return news.state
     finally:
         screen.close()
 

@@ -6,7 +6,8 @@ import time
 from datetime import UTC, datetime
 from shutil import get_terminal_size
 
-from infra.services.follow import Line, Snapshot, words
+from infra.services.durations import words
+from infra.services.follow import Line, Snapshot
 
 QUIET_EVERY_S = 30.0  # without a terminal, the live line is printed this often
 _ERASE = "\r\x1b[K"

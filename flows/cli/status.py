@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from flows.cli.books import Json, Name, newest_target
-from infra.services import environment, local, runs
+from infra.services import durations, environment, local, runs
 from infra.services.record import Record
 from infra.services.runs import Run
 from infra.serving.state import State
@@ -72,7 +72,7 @@ def _running(run: Run) -> dict[str, Any]:
     if "PREFECT_API_URL" in environment.variables() and run.flow_run_ids:
         from prefect.client.orchestration import get_client
 
-        from infra.services.follow import Follower, words
+        from infra.services.follow import Follower
 
         with get_client(sync_client=True) as client:
             follower = Follower(client, UUID(run.flow_run_ids[-1]))
@@ -81,8 +81,8 @@ def _running(run: Run) -> dict[str, Any]:
         about["doing"] = news.doing
         if news.task_started is not None:
             elapsed = (datetime.now(UTC) - news.task_started).total_seconds()
-            usual = f", usually {words(news.usual_s)}" if news.usual_s is not None else ""
-            about["since_then"] = f"{words(elapsed)}{usual}"
+            usual = f", usually {durations.words(news.usual_s)}" if news.usual_s is not None else ""
+            about["since_then"] = f"{durations.words(elapsed)}{usual}"
     return about
 
 

@@ -1,4 +1,4 @@
-"""How long each task usually takes on this machine, for each target."""
+"""How long each task usually takes on this machine, for each target, and seconds in words."""
 
 import functools
 import inspect
@@ -41,6 +41,16 @@ def usual(task: str, target: str) -> float | None:
 def measured(target: str) -> dict[str, float]:
     """Seconds by task, and of the flow `loop`, measured once for the preset of that name; empty for other targets."""
     return tomllib.loads(MEASURED.read_text()).get(target, {})
+
+
+def words(seconds: float) -> str:
+    """Seconds as people say them: 8 s, 2 min 05 s, 1 h 03 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def timed(name: str, fn: Callable) -> Callable:

@@ -23,6 +23,7 @@ _BOILERPLATE = re.compile(
     r"Engine execution exited|Crash detected|Executing deployment step|Deployment step|All deployment steps|"
     r"Running \d+ deployment pull"
 )
+_LAST_WORDS = "Finished in state"  # of a flow run that ends by itself
 _WORK = re.compile(r"prefect\.(flow|task)_runs$")  # loggers of the flow itself; the worker's have a longer name
 _EXCEPTION = re.compile(r"(?:Flow|Task) run encountered an exception:? ?(?:(?P<kind>[\w.]+): )?(?P<text>.*)", re.S)
 _TASK_SUFFIX = re.compile(r"-[0-9a-f]{3}$")
@@ -41,11 +42,13 @@ class Line:
 class Snapshot:
     """News since the last look.
 
+    whole: the run has ended, and all that it logged and every task that logged has arrived.
     doing: what runs now, such as `rl: train policy: step (1/2)`, or the state's name while nothing does.
     task_started, usual_s: of the running task; None where there is none, or no earlier run to go by.
     """
 
     state: State
+    whole: bool = False
     lines: list[Line] = field(default_factory=list)
     doing: str = ""
     task_started: datetime | None = None
@@ -60,6 +63,8 @@ class Follower:
         self._root = flow_run_id
         self._runs: dict[UUID, FlowRun] = {}
         self._seen: set[UUID] = set()
+        self._logging: set[UUID] = set()  # tasks that have logged something
+        self._said_last = False
         self._since = datetime.now(UTC) - timedelta(seconds=LATE_S)
 
     def look(self) -> Snapshot:
@@ -71,7 +76,9 @@ class Follower:
             task_run_filter=filters.TaskRunFilter(flow_run_id=filters.TaskRunFilterFlowRunId(any_=list(self._runs)))
         )
         lines = sorted([*self._logged(), *self._ended(tasks)], key=lambda line: line.time)
-        snapshot = Snapshot(state=root.state, lines=lines, doing=root.state.name.lower())
+        ended = {task.id for task in tasks if task.state and task.state.is_final()}
+        whole = root.state.is_final() and self._said_last and self._logging <= ended
+        snapshot = Snapshot(state=root.state, whole=whole, lines=lines, doing=root.state.name.lower())
         running = [t for t in tasks if t.state and t.state.is_running() and not self._is_call(t)]
         if running:
             task = max(running, key=lambda t: t.start_time or t.created)
@@ -103,6 +110,10 @@ class Follower:
         for log in new:
             self._seen.add(log.id)
             self._since = max(self._since, log.timestamp)
+            if log.task_run_id:
+                self._logging.add(log.task_run_id)
+            elif log.flow_run_id == self._root and log.message.startswith(_LAST_WORDS):
+                self._said_last = True
         return [
             Line(log.timestamp, log.level, log.message)
             for log in new
@@ -115,7 +126,8 @@ class Follower:
             if task.id in self._seen or task.state is None or not task.state.is_final() or self._is_call(task):
                 continue
             self._seen.add(task.id)
-            took = "" if task.state.name == "Cached" else f" after {words(task.total_run_time.total_seconds())}"
+            seconds = task.total_run_time.total_seconds()
+            took = "" if task.state.name == "Cached" else f" after {durations.words(seconds)}"
             level = 20 if task.state.is_completed() else 40
             lines.append(Line(task.state.timestamp, level, f"{task_name(task)}: {task.state.name.lower()}{took}"))
         return lines
@@ -153,13 +165,3 @@ def cause(state: State) -> tuple[str, str]:
     match = _EXCEPTION.fullmatch(message)
     kind, text = (match["kind"] or "", match["text"]) if match else ("", message)
     return kind.rsplit(".", 1)[-1], " ".join(text.split())
-
-
-def words(seconds: float) -> str:
-    """Seconds as people say them: 8 s, 2 min 05 s, 1 h 03 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

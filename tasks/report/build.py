@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from tasks.report.headline import MARK, duration, headline, tiles
+from infra.services import durations
+from tasks.report.headline import MARK, headline, tiles
 from tasks.report.measured import Measured
 from tasks.report.plots import compare, drafter, lineage, quant, rl, time, timeline
 from tasks.report.plots.figure import Figure
@@ -72,7 +73,7 @@ FILTERS = {
     "number": number,
     "sign": sign,
     "moment": lambda text: f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-    "duration": duration,
+    "duration": durations.words,
     "seconds": lambda value: "" if value is None else f"{value:.1f}",
     "shorten": lambda text: text if len(text) <= 90 else text[:88] + " …",
     "digest": lambda text: text.removeprefix("sha256:")[:12],

@@ -1,5 +1,6 @@
 """The report's first lines: what happened to which versions, and the key figures."""
 
+from infra.services import durations
 from tasks.report.plots.figure import interval
 from tasks.report.plots.svg import number
 from tasks.report.summary import Comparison, LoopSummary
@@ -51,18 +52,8 @@ def tiles(s: LoopSummary) -> list[dict[str, str]]:
         domains = {d: kl for d, kl in s.quant.kl.items() if d != "all"} or s.quant.kl
         domain, kl = max(domains.items(), key=lambda item: item[1].value or 0)
         found.append(_tile("quant KL, worst domain", number(kl.value), f"nats per token, {domain or 'all'}"))
-    found.append(_tile("wall time", duration(s.wall_s), f"{100 * s.overhead['share']:.0f}% overhead"))
+    found.append(_tile("wall time", durations.words(s.wall_s), f"{100 * s.overhead['share']:.0f}% overhead"))
     return found
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `7 min 05 s` or `2 h 10 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def _tile(name: str, value: str, words: str) -> dict[str, str]:

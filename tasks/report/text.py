@@ -1,6 +1,7 @@
 """The summary as the terminal shows it at the end of a run."""
 
-from tasks.report.headline import MARK, duration, headline, tiles
+from infra.services import durations
+from tasks.report.headline import MARK, headline, tiles
 from tasks.report.plots.svg import number, sign
 from tasks.report.plots.time import KINDS, seconds_by_kind
 from tasks.report.summary import LoopSummary
@@ -8,7 +9,7 @@ from tasks.report.summary import LoopSummary
 
 def terminal(s: LoopSummary) -> str:
     """Verdict, key figures, gates, time by phase, and where to look further, as plain lines."""
-    lines = [f"{MARK[s.verdict]} {headline(s)} in {duration(s.wall_s)}"]
+    lines = [f"{MARK[s.verdict]} {headline(s)} in {durations.words(s.wall_s)}"]
     lines += [f"  {line}" for line in ([s.error] if s.error else []) + s.released.reasons]
     lines += ["", *_columns([(t["name"], t["value"], t["words"]) for t in tiles(s)])]
     if s.gates:

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from infra.store.disk import sync
+
 _COMMITTED = re.compile(r"step-(\d{6})")
 STATE = "state.json"
 
@@ -114,21 +116,12 @@ class Checkpoints:
     def _rename(self, scratch: Path, folder: Path, state: str) -> None:
         (scratch / STATE).write_text(state)
         for path in sorted(scratch.rglob("*"), reverse=True):
-            _flush(path)
-        _flush(scratch)
+            sync(path)
+        sync(scratch)
         os.replace(scratch, folder)
-        _flush(self._folder)
+        sync(self._folder)
         for old in sorted(self._committed())[: -self._keep]:
             shutil.rmtree(old)
 
     def _committed(self) -> list[Path]:
         return [path for path in self._folder.iterdir() if _COMMITTED.fullmatch(path.name)]
-
-
-def _flush(path: Path) -> None:
-    """Make `path` survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

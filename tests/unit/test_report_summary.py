@@ -7,7 +7,7 @@ import report_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.report.headline import duration, headline, tiles
+from tasks.report.headline import headline, tiles
 from tasks.report.plots.svg import Bands, Linear, Log, number
 from tasks.report.plots.time import seconds_by_kind
 from tasks.report.rollouts import SHOWN, groups, weights
@@ -136,11 +136,6 @@ def test_many_rollouts_are_thinned_over_all_steps():
 )
 def test_weight_versions_in_words(version, text):
     assert weights(version) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(42.2, "42 s"), (425, "7 min 05 s"), (7800, "2 h 10 min")])
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_a_group_whose_scorer_failed_is_shown_without_a_mean():

@@ -101,9 +101,7 @@ def test_the_cause_of_an_end_is_one_line(message, kind, text):
     ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (3780, "1 h 03 min")]
 )
 def test_seconds_as_people_say_them(seconds, text):
-    from infra.services.follow import words
-
-    assert words(seconds) == text
+    assert durations.words(seconds) == text
 
 
 def test_the_usual_duration_is_the_median_of_the_last_completed_calls_for_the_target(home):
