@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.cluster.connection import Connection
 from infra.cluster.placement import PlacementError, Resources
+from infra.config.confidential import is_secret_variable
 from infra.engine.errors import EngineError
 from infra.engine.flags import SLEEPING_THREADS
 from infra.engine.pin import accelerated
@@ -166,8 +167,11 @@ class Session:
         return ray
 
     def _environment(self) -> dict[str, str]:
-        """Variables that a worker on another machine, or of a Ray that was started elsewhere, would not have."""
-        return {} if self._connection.local else {n: v for n, v in os.environ.items() if n.startswith(_INHERITED)}
+        """Variables that a worker on another machine, or of a Ray that was started elsewhere, would not have. Secret
+        ones are left out: Ray writes these into its logs and shows them on its dashboard."""
+        if self._connection.local:
+            return {}
+        return {n: v for n, v in os.environ.items() if n.startswith(_INHERITED) and not is_secret_variable(n)}
 
     def _warm_up(self) -> None:
         self._ray()

@@ -11,5 +11,6 @@ class Section(BaseModel):
         frozen=True,
         validate_default=True,
         use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # what was given may be secret, and errors are logged
         coerce_numbers_to_str=True,  # `--set target.base_version=1`
     )

@@ -1,9 +1,10 @@
 """One configuration per flow, composed of the sections."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import model_validator
 
+from infra.config import confidential
 from infra.config.base import Section
 from infra.config.drafter import DrafterConfig
 from infra.config.quant import QuantizeConfig
@@ -20,6 +21,13 @@ class FlowConfig(Section):
     target: TargetConfig = TargetConfig()
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_nothing_is_secret(cls, values: Any) -> Any:
+        for path, known_by in confidential.find(values):
+            raise ValueError(f"{'.'.join(path)}: {known_by}; {confidential.WHY}")
+        return values
 
     def narrow(self, kind: "type[Narrower]") -> "Narrower":
         """The part of this configuration that another flow takes."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from infra.config import confidential
 from infra.config.base import Section
 from infra.config.flows import FlowConfig, Settings
 
@@ -36,6 +37,8 @@ def load(
     origins: dict[tuple[str, ...], str] = {}
     for origin, values in _sources(preset, files, overrides):
         _merge(merged, values, origin, (), origins)
+    if secrets := [_refused(path, known_by, origins) for path, known_by in confidential.find(merged)]:
+        raise ConfigError("\n".join(secrets))
     known = merged.keys() - (Settings.model_fields.keys() - model.model_fields.keys())
     try:
         Settings.model_validate(merged)
@@ -97,10 +100,21 @@ def _merge(into: dict, values: dict, origin: str, path: tuple[str, ...], origins
             into[key] = value
 
 
+def _refused(path: tuple[str, ...], known_by: str, origins: dict) -> str:
+    where = _origin(path, origins)
+    key = where.partition("=")[0] if where.startswith("--set ") else where  # the rest of it is what must not be told
+    return f"{key}: {'.'.join(path)}: {known_by}; {confidential.WHY}"
+
+
+def _origin(keys: tuple[str, ...], origins: dict) -> str:
+    """What set the setting `keys`, or what it is part of; "" where nothing did."""
+    return next((origins[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in origins), "")
+
+
 def _explain(fault: Any, merged: dict, origins: dict) -> str:
     keys = _keys(fault["loc"], merged)
-    named = next((keys[:n] for n in range(len(keys), 0, -1) if keys[:n] in origins), ())
-    where = f"{origins[named]}: " if named else ""
+    named = _origin(keys, origins)
+    where = f"{named}: " if named else ""
     path = ".".join(keys)
     if fault["type"] == "extra_forbidden":
         return f"{where}unknown key {path}{_nearest(path)}"

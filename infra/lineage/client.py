@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.lineage.versions import LineageError
-from infra.services.environment import QUIET
+from infra.services.environment import QUIET, credentials
 from infra.services.record import Record
 
 EXPERIMENT = "lockstep"
@@ -25,7 +25,7 @@ def connect(uri: str):
 
     Raises LineageError when a server does not answer.
     """
-    quiet = QUIET | {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+    quiet = QUIET | {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"} | credentials()
     os.environ.update({k: v for k, v in quiet.items() if k not in os.environ})  # telemetry is decided on import
     for noisy in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -87,9 +87,12 @@ def _check_server(uri: str) -> None:
 
     kept = Record.read("keeper") is not None  # what died a moment ago is about to be started again
     deadline = time.monotonic() + (RESTART_S if kept else 0)
+    user, password = (os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
     while True:
         try:
-            httpx.get(f"{uri.rstrip('/')}/health", timeout=10).raise_for_status()
+            httpx.get(
+                f"{uri.rstrip('/')}/health", timeout=10, auth=(user, password) if user else None
+            ).raise_for_status()
             return
         except httpx.HTTPError as failed:
             error = failed

@@ -1,7 +1,9 @@
 """Environment variables that every Lockstep process needs, and where the services of this machine are found."""
 
 import os
+from urllib.parse import unquote, urlsplit
 
+from infra.config import confidential
 from infra.services import profile
 from infra.services.home import home
 from infra.services.record import Record, ServiceError
@@ -20,6 +22,8 @@ QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "TQDM_DISABLE": "1",  # our own progress line says what runs
 }
+
+ADDRESSES = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 
 _applied: dict[str, str] = {}
 
@@ -45,7 +49,30 @@ def variables() -> dict[str, str]:
         wanted["PREFECT_CLIENT_RETRY_EXTRA_CODES"] = "500"
     if tracking := Record.read("mlflow"):
         wanted["MLFLOW_TRACKING_URI"] = tracking.address
-    return {name: of_user(name) or value for name, value in wanted.items()}
+    chosen = {name: of_user(name) or value for name, value in wanted.items()}
+    secret = credentials()
+    for name in ADDRESSES:
+        if secret and (url := chosen.get(name, os.environ.get(name))):
+            chosen[name] = confidential.shown(url) if _credentials(url) else url
+    return chosen | secret
+
+
+def credentials() -> dict[str, str]:
+    """User and password that the user wrote into an address of `ADDRESSES`, as the variables that Prefect and MLflow
+    take them from: the address is written on pages and in logs, and `variables` has it without them."""
+    found = {}
+    if given := _credentials(os.environ.get("PREFECT_API_URL", "")):
+        found["PREFECT_API_AUTH_STRING"] = ":".join(given)
+    if given := _credentials(os.environ.get("MLFLOW_TRACKING_URI", "")):
+        found |= dict(zip(("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"), given, strict=True))
+    return found
+
+
+def _credentials(url: str) -> tuple[str, str] | None:
+    parts = urlsplit(url)
+    if not parts.scheme.startswith("http") or parts.username is None:
+        return None
+    return unquote(parts.username), unquote(parts.password or "")
 
 
 def apply() -> None:

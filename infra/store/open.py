@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from infra.config.confidential import shown
 from infra.services import profile, seaweed
 from infra.services.home import home
 from infra.services.record import Record, ServiceError
@@ -21,13 +22,19 @@ def open_store(url: str | None = None) -> Store:
 
     url: a folder, `file:///folder`, or `s3://bucket/prefix`, whose artifacts are kept in `cache` below Lockstep's home
     once opened.
-    Raises StoreError for another scheme or a URL that is not one, ServiceError when that storage was not started.
+    Raises StoreError for another scheme, a URL that is not one or that holds credentials, ServiceError when that
+    storage was not started.
     """
     url, access = url or os.environ.get("LOCKSTEP_STORE"), None
     if not url and profile.current() == "team":
         url, access = seaweed.ARTIFACTS, _own_access()
     url = url or str(home() / "artifacts")
     parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query:
+        raise StoreError(
+            f"artifact store {shown(url)!r} came with credentials or a query, which would be told wherever it is "
+            f"named: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL instead"
+        )
     if parts.scheme in ("", "file"):
         return LocalStore(Path(unquote(parts.path)))
     if parts.scheme != "s3" or not parts.netloc:

@@ -15,7 +15,13 @@ LOCKSTEP = Path(sys.executable).with_name("lockstep")
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory) -> dict[str, str]:
+def planted() -> str:
+    """A word that is part of each secret which the machine's environment holds while flows run on it."""
+    return "planted-1618033988749"
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory, planted) -> dict[str, str]:
     """Environment of a machine on which nothing has run; prepared models are shared with the usual home."""
     here = tmp_path_factory.mktemp("home")
     for shared in ("models", "packages"):
@@ -25,7 +31,8 @@ def machine(tmp_path_factory) -> dict[str, str]:
     found = os.pathsep.join(
         map(str, (Path(__file__).parent, Path(__file__).parents[2]))
     )  # the demo flow, and this tree
-    return usual | {"LOCKSTEP_HOME": str(here), "PYTHONPATH": found}
+    secrets = {name: f"{planted}-{name}" for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OPENAI_API_KEY")}
+    return usual | secrets | {"LOCKSTEP_HOME": str(here), "PYTHONPATH": found}
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The whole loop on tiny models of two families, through a real Prefect server, MLflow, Ray and vLLM."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pandas as pd
 import psutil
 import pytest
 
@@ -51,6 +53,39 @@ def test_nothing_of_the_loop_is_lost_when_what_nothing_refers_to_is_deleted(trip
     swept = json.loads(ok(lockstep("gc", "--grace-days", "0", "--delete", "--json")))
     assert swept["deleted"] and {name.split("/")[0] for name in swept["deleted"]} <= {"drafter-start", "view"}
     assert "no broken link" in ok(lockstep("lineage", "tiny", "--check"))
+
+
+def test_no_secret_of_the_environment_is_kept_anywhere_and_none_becomes_a_setting(trip, services, lockstep, planted):
+    """Environment of services, worker and flow; then settings, the store's address, and MLflow's."""
+    home = Path(services["LOCKSTEP_HOME"])
+    said = []
+    for settings, environment in (
+        (["--set", f'engine.extra_flags=["--api-key={planted}"]'], {}),
+        ([], {"LOCKSTEP_STORE": f"s3://id:{planted}@bucket/prefix"}),
+    ):
+        command = [LOCKSTEP, "rl", *LLAMA, "--new", "--local", *settings]
+        said.append(subprocess.run(command, env=services | environment, capture_output=True, text=True))
+        assert said[-1].returncode in (1, 2), said[-1].stderr
+    books = json.loads((home / "services/mlflow.json").read_text())["address"]
+    ours = {"MLFLOW_TRACKING_URI": books.replace("://", f"://ann:{planted}@")}
+    said.append(subprocess.run([LOCKSTEP, "review", "--local"], env=services | ours, capture_output=True, text=True))
+    assert said[-1].returncode == 0, said[-1].stderr
+    said += [lockstep(*command) for command in (["status"], ["doctor"], ["report"], ["lineage", "tiny"])]
+    assert not [done.args for done in said if planted in done.stdout + done.stderr]
+
+    files = [path for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
+    parts = {path.relative_to(home).parts[0] for path in files}  # all that is kept, and so all that is looked through
+    assert parts >= {"logs", "results", "runs", "prefect", "mlflow", "artifacts"}
+    assert not [path for path in files if planted.encode() in content(path)]
+    packed = [path for path in files if path.suffix == ".parquet"]
+    assert packed and not [path for path in packed if planted in pd.read_parquet(path).to_csv()]
+
+
+def content(path: Path) -> bytes:
+    """What is in the file, nothing once it is gone: services write and remove while they are looked at."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
 
 
 def test_people_find_the_loop_in_prefect_and_mlflow(trip, services, prefect_api):

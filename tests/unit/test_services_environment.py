@@ -55,3 +55,17 @@ def test_the_worker_hands_its_runs_the_users_choice_of_mlflow_and_no_other(fresh
     os.waitpid(record.pid, 0)
     told = dict(line.split("=", 1) for line in record.log.read_text().splitlines() if "=" in line)
     assert told.get("MLFLOW_TRACKING_URI") == users
+
+
+def test_a_password_in_an_address_is_handed_on_beside_it(fresh, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ann:a%40b@books:5000/x")
+    monkeypatch.setenv("PREFECT_API_URL", "https://bob:word@runs/api")
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for _ in range(2):
+        environment.apply()
+        assert environment.tracking_uri() == os.environ["MLFLOW_TRACKING_URI"] == "https://books:5000/x"
+        assert os.environ["PREFECT_API_URL"] == "https://runs/api"
+        assert os.environ["PREFECT_API_AUTH_STRING"] == "bob:word"
+        assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("ann", "a@b")

@@ -233,6 +233,9 @@ def test_open_store_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert open_store().url == (tmp_path / "env").as_uri()
     with pytest.raises(StoreError, match="ftp://"):
         open_store("ftp://host/folder")
+    with pytest.raises(StoreError, match="^artifact store 's3://bucket/prefix' came with credentials") as refused:
+        open_store("s3://id:planted@bucket/prefix?key=planted")
+    assert "planted" not in str(refused.value)
 
 
 def test_other_disk_errors_are_not_called_full(store: LocalStore, tmp_path: Path):
