@@ -34,7 +34,7 @@ def automate(
     rl: Annotated[bool, typer.Option("--nightly-rl", help="Train the target every night.")] = False,
     watch: Annotated[bool, typer.Option("--hourly-watch", help="Measure the drafter every hour.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run whose process died.")] = False,
-    off: Annotated[bool, typer.Option("--off", help="Nothing runs by itself any more.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Nothing runs by itself, and nobody is told.")] = False,
 ) -> None:
     """Let events and schedules run these settings: a registered target is watched, quantized and released by itself.
 
@@ -55,13 +55,14 @@ def automate(
     _server()
     deployments.prepare()
     deployments.deploy(lambda line: print(line, file=sys.stderr))
+    if settings is None:
+        automations.tell_nobody()
+        print("nothing runs by itself, and nobody is told")
+        return
     try:
         told = automations.notify()
     except ValueError as error:
         raise Stop(str(error), code=USAGE) from None
-    if settings is None:
-        print("nothing runs by itself")
-        return
     print(f"a registered version of {settings.target.name} is watched and quantized; what is measured is released")
     for schedule in schedules:
         print(f"on: {schedule}")

@@ -271,15 +271,15 @@ def _follow(follower):
         while True:
             news = follower.look()
             screen.show(news)
+            deadline = time.monotonic() + FINAL_LOOK_S
+            # a crash that was none is taken back by then
+            while news.state.is_final() and (not news.whole or news.state.is_crashed()) and time.monotonic() < deadline:
+                time.sleep(FINAL_POLL_S)
+                news = follower.look()
+                screen.show(news)
             if news.state.is_final():
-                break
+                return news.state
             time.sleep(POLL_S)
-        deadline = time.monotonic() + FINAL_LOOK_S
-        while not news.whole and time.monotonic() < deadline:
-            time.sleep(FINAL_POLL_S)
-            news = follower.look()
-            screen.show(news)
-        return news.state
     finally:
         screen.close()
 

@@ -24,6 +24,15 @@ RESUMED = "continued by itself after a crash"  # message of the state that the a
 NOTIFY_URL, NOTIFY_BLOCK = "LOCKSTEP_NOTIFY_URL", "LOCKSTEP_NOTIFY_BLOCK"
 BAD_ENDS = {"prefect.flow-run.Crashed", "prefect.flow-run.Failed"}
 BAD_NEWS = {"lockstep.drafter.drifted", "lockstep.release.refused"}
+# what a person reads, as Prefect fills it in; PAGE is the server's address
+RUNS = (
+    "{{ event.resource.name }}: {{ event.resource['prefect.state-name'] }}",
+    "{{ event.resource['prefect.state-message'] }}\n\nPAGE/runs/flow-run/{{ event.resource.id.split('.')[-1] }}",
+)
+NEWS = (
+    "{{ event.resource.name }}: {{ event.event }}",
+    "{% for name, value in event.payload.items() %}{{ name }}: {{ value }}\n{% endfor %}",
+)
 OURS = {"prefect.resource.id": ["prefect.tag.lockstep"], "prefect.resource.role": "tag"}  # runs of deployments
 
 
@@ -76,37 +85,41 @@ def notify() -> str:
 
     Raises ValueError when the block does not exist.
     """
-    action = _told()
-    if action is None:
+    if not (os.environ.get(NOTIFY_BLOCK) or os.environ.get(NOTIFY_URL)):
         return ""
-    for name, expected, related in ((TELL_OF_RUNS, BAD_ENDS, OURS), (TELL_OF_EVENTS, BAD_NEWS, {})):
+    for name, expected, related, words in ((TELL_OF_RUNS, BAD_ENDS, OURS, RUNS), (TELL_OF_EVENTS, BAD_NEWS, {}, NEWS)):
         trigger = EventTrigger(
             expect=expected, match_related=related, posture=Posture.Reactive, threshold=1, within=timedelta(0)
         )
-        _keep(Automation(name=name, trigger=trigger, actions=[action]))
+        _keep(Automation(name=name, trigger=trigger, actions=[_told(*words)]))
     return os.environ.get(NOTIFY_BLOCK) or f"the address in {NOTIFY_URL}"
 
 
-def _told() -> ActionTypes | None:
-    what, why = "{{ event.event }}: {{ event.resource.name }}", "{{ event.payload | tojson }}"
+def tell_nobody() -> None:
+    """Nobody is told any more."""
+    with get_client(sync_client=True) as client:
+        for name in (TELL_OF_RUNS, TELL_OF_EVENTS):
+            for automation in client.read_automations_by_name(name):
+                client.delete_automation(automation.id)
+
+
+def _told(subject: str, body: str) -> ActionTypes:
     if named := os.environ.get(NOTIFY_BLOCK):
         kind, _, name = named.partition("/")
         with get_client(sync_client=True) as client:
+            page = str(client.api_url).removesuffix("/").removesuffix("/api")
             try:
                 block = client.read_block_document_by_name(name, kind)
             except ObjectNotFound:
                 raise ValueError(
                     f"{NOTIFY_BLOCK}={named}: this Prefect server has no such block, make it there"
                 ) from None
-        return SendNotification(block_document_id=block.id, subject=what, body=why)
-    if url := os.environ.get(NOTIFY_URL):
-        block_id = Webhook(url=url).save("lockstep-notify", overwrite=True)
-        payload = (
-            '{"event": "{{ event.event }}", "about": "{{ event.resource.name }}", '
-            '"payload": {{ event.payload | tojson }}}'
-        )
-        return CallWebhook(block_document_id=UUID(str(block_id)), payload=payload)
-    return None
+        return SendNotification(block_document_id=block.id, subject=subject, body=body.replace("PAGE", page))
+    block_id = Webhook(url=os.environ[NOTIFY_URL]).save("lockstep-notify", overwrite=True)
+    payload = (
+        '{"event": "{{ event.event }}", "about": "{{ event.resource.name }}", "payload": {{ event.payload | tojson }}}'
+    )
+    return CallWebhook(block_document_id=UUID(str(block_id)), payload=payload)
 
 
 def _keep(wanted: Automation) -> None:

@@ -1,7 +1,12 @@
-"""Runs whose process is gone do not stay RUNNING."""
+"""Runs whose process is gone do not stay RUNNING, and those whose process lives do not stay CRASHED."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
+
+import httpx
 
 from infra.services import environment, runs
 
@@ -9,7 +14,8 @@ environment.apply()
 
 from prefect.client.orchestration import SyncPrefectClient, get_client  # noqa: E402  (Prefect reads settings on import)
 from prefect.client.schemas import filters  # noqa: E402
-from prefect.exceptions import ObjectNotFound  # noqa: E402
+from prefect.client.schemas.objects import State  # noqa: E402
+from prefect.exceptions import Abort, ObjectNotFound  # noqa: E402
 from prefect.runtime import flow_run  # noqa: E402
 from prefect.states import Crashed  # noqa: E402
 
@@ -17,6 +23,9 @@ from infra.services.automations import RESUMED  # noqa: E402
 
 MESSAGE = "its process is gone; running it again continues it"
 RESUMES_PER_HOUR = 3  # by itself; what crashes again and again needs a person
+LIVES = "its process lives: the report of a crash was late"
+LOOK_EVERY_S = 2.0
+STARTING = timedelta(minutes=5)  # a process that is about to run a flow has come that far by then
 
 
 class CrashesAgain(RuntimeError):
@@ -31,10 +40,8 @@ def give_up() -> None:
     since = datetime.now(UTC) - timedelta(hours=1)
     with get_client(sync_client=True) as client:
         states = client.read_flow_run_states(UUID(flow_run.id))
-    times, scheduled = (
-        0,
-        False,
-    )  # one crash can be reported, and answered, several times before the run is started again
+    # one crash can be reported, and answered, several times before the run is started again
+    times, scheduled = 0, False
     for state in sorted(states, key=lambda state: state.timestamp):
         scheduled |= state.message == RESUMED and state.timestamp > since
         if scheduled and state.is_running():
@@ -46,9 +53,58 @@ def give_up() -> None:
         )
 
 
+@contextlib.contextmanager
+def denied() -> Iterator[None]:
+    """Until the block ends, a report that the flow run it is in has crashed is taken back within `LOOK_EVERY_S`: the
+    worker and the server report one crash several times, and a run that was continued since is not meant. Outside a
+    flow run nothing happens."""
+    if flow_run.id is None:
+        yield
+        return
+    ended, mine = threading.Event(), UUID(flow_run.id)
+
+    def look() -> None:
+        with get_client(sync_client=True) as client:
+            while not ended.wait(LOOK_EVERY_S):
+                try:
+                    state = client.read_flow_run(mine).state
+                    if state and state.is_crashed():
+                        _put_back(client, mine)
+                except httpx.HTTPError:  # the server is away: asked again the next time
+                    continue
+                except ObjectNotFound:  # somebody deleted the run there
+                    return
+
+    watch = threading.Thread(target=look, name="crashes", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join()  # before the run ends: what is put back must not come after that
+
+
+def leave_to_the_other() -> None:
+    """End this process, which was started for a flow run that another one still works on: what started it was told of a
+    crash that was none, or was long over. The flow run stays as it was before that. Raises prefect's Abort."""
+    with get_client(sync_client=True) as client:
+        _put_back(client, UUID(flow_run.id))
+    raise Abort(f"another process works on flow run {flow_run.id}")
+
+
+def _put_back(client: SyncPrefectClient, flow_run_id: UUID) -> None:
+    """Give the run the state that it had before it was called crashed: running, or waiting for a person."""
+    states = sorted(client.read_flow_run_states(flow_run_id), key=lambda state: state.timestamp)
+    crashed = max((at for at, state in enumerate(states) if state.is_crashed()), default=len(states))
+    before = next((s for s in reversed(states[:crashed]) if s.is_running() or s.is_paused()), None)
+    if before is not None:
+        same = State(type=before.type, name=before.name, message=LIVES, state_details=before.state_details)
+        client.set_flow_run_state(flow_run_id, same, force=True)
+
+
 def settle() -> list[str]:
-    """Mark the Prefect runs of every interrupted run of this machine as crashed, with the flows and tasks below them.
-    The keys of the runs that were still shown as running are given."""
+    """Mark the Prefect runs of every interrupted run of this machine as crashed, with the flows and tasks below them;
+    not those that are about to be continued. The keys of the runs that were still shown as running are given."""
     settled = []
     with get_client(sync_client=True) as client:
         for run in runs.every():
@@ -71,7 +127,12 @@ def _crash(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
     for task in client.read_task_runs(task_run_filter=tasks):
         if task.state and not task.state.is_final():
             client.set_task_run_state(task.id, Crashed(message=MESSAGE), force=True)
-    if found.state is None or found.state.is_final():
+    if found.state is None or found.state.is_final() or _about_to_go_on(found.state):
         return False
     client.set_flow_run_state(flow_run_id, Crashed(message=MESSAGE), force=True)
     return True
+
+
+def _about_to_go_on(state: State) -> bool:
+    """Whether a worker will start, or is starting, a process for the run."""
+    return state.is_scheduled() or state.is_pending() and datetime.now(UTC) - state.timestamp < STARTING

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +53,7 @@ class Run(BaseModel):
     @property
     def folder(self) -> Path:
         """Files of this run."""
-        return _runs() / self.key
+        return folder() / self.key
 
 
 @contextmanager
@@ -64,20 +64,17 @@ def claim(flow: str, config: BaseModel, run: RunKey | None = None, **versions: s
     versions: labels that a trigger gave the flow beside its configuration: a run about another one is another run.
     The newest open run of the same flow, configuration and versions that no live process holds is resumed, else a new
     one starts.
+    A process that Prefect started for a flow run whose own one lives ends here, and changes nothing.
     The run is finished when the block ends without an exception or with `Refused`; after any other it can be resumed.
     """
     if run is not None:
         with of_target(config.target.name):
             yield run
         return
-    if "prefect" in sys.modules:
-        from infra.services import crashes
-
-        crashes.give_up()
     held, lock = _claim(flow, config, versions)
     status: Literal["finished", "refused"] | None = None
     try:
-        with of_target(config.target.name):
+        with _alive(), of_target(config.target.name):
             yield held.key
         status = "finished"
     except Refused:
@@ -89,6 +86,19 @@ def claim(flow: str, config: BaseModel, run: RunKey | None = None, **versions: s
         os.close(lock)
 
 
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Around the work of a run: whether it may go on by itself, and whether it does, is told in Prefect."""
+    if "prefect" not in sys.modules:
+        yield
+        return
+    from infra.services import crashes
+
+    crashes.give_up()
+    with crashes.denied():
+        yield
+
+
 def keep_outcome(key: RunKey, outcome: BaseModel) -> None:
     """Keep `outcome` with the run: `lockstep report` and `status` read it."""
     _write(read(key).model_copy(update={"outcome": outcome.model_dump(mode="json")}))
@@ -96,12 +106,15 @@ def keep_outcome(key: RunKey, outcome: BaseModel) -> None:
 
 def read(key: RunKey) -> Run:
     """The run with this key. Raises FileNotFoundError."""
-    return Run.model_validate_json((_runs() / key / "run.json").read_text())
+    return Run.model_validate_json((folder() / key / "run.json").read_text())
 
 
 def every(flow: str | None = None) -> list[Run]:
     """All runs (of `flow`), oldest first."""
-    found = [read(p.parent.name) for p in sorted(_runs().glob("*/run.json"))]
+    found = []
+    for path in sorted(folder().glob("*/run.json")):
+        with suppress(FileNotFoundError):  # `lockstep gc` deletes it
+            found.append(read(path.parent.name))
     return sorted((r for r in found if flow in (None, r.flow)), key=lambda r: r.started)
 
 
@@ -127,8 +140,8 @@ def abandon(flow: str, config: BaseModel) -> list[RunKey]:
 @contextmanager
 def nobody_begins() -> Iterator[None]:
     """Until the block ends, no run begins or is resumed here: who wants to waits."""
-    _runs().mkdir(parents=True, exist_ok=True)
-    with open(_runs() / "claims", "w") as claims:
+    folder().mkdir(parents=True, exist_ok=True)
+    with open(folder() / "claims", "w") as claims:
         fcntl.flock(claims, fcntl.LOCK_EX)
         yield
 
@@ -146,16 +159,20 @@ def _claim(flow: str, config: BaseModel, versions: Mapping[str, str | None]) -> 
     digest = config_digest(flow, config, versions)
     with nobody_begins():  # one claimer at a time, so two cannot both start the same run
         for run in reversed(every(flow)):
-            if run.config_digest == digest and run.status == "open" and (lock := _lock(run.key)) is not None:
+            if run.config_digest != digest or run.status != "open":
+                continue
+            if (lock := _lock(run.key)) is None:
+                _not_twice(run)
+            else:
                 return _write(
                     run.model_copy(update={"flow_run_ids": list(dict.fromkeys([*run.flow_run_ids, *_flow_run_id()]))})
                 ), lock
         now = datetime.now(UTC)
         key, n = f"{flow}-{now:%Y%m%d-%H%M%S}", 1
-        while (_runs() / key).exists():
+        while (folder() / key).exists():
             n += 1
             key = f"{flow}-{now:%Y%m%d-%H%M%S}-{n}"
-        (_runs() / key).mkdir()
+        (folder() / key).mkdir()
         lock = _lock(key)
         assert lock is not None
         run = Run(
@@ -172,13 +189,22 @@ def _claim(flow: str, config: BaseModel, versions: Mapping[str, str | None]) -> 
 
 def _lock(key: RunKey) -> int | None:
     """A descriptor that holds the run's lock, or None while another process does. Not inherited by children."""
-    lock = os.open(_runs() / key / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    lock = os.open(folder() / key / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         return None
     return lock
+
+
+def _not_twice(held: Run) -> None:
+    """End this process when the flow run that it was started for is one of `held`, which another process works on."""
+    if not set(_flow_run_id()) & set(held.flow_run_ids):
+        return
+    from infra.services import crashes
+
+    crashes.leave_to_the_other()
 
 
 def _flow_run_id() -> list[str]:
@@ -194,5 +220,6 @@ def _write(run: Run) -> Run:
     return run
 
 
-def _runs() -> Path:
+def folder() -> Path:
+    """Where the folders of all runs are."""
     return home() / "runs"
