@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import signal
+from datetime import timedelta
 
 import pytest
+from pydantic import BaseModel
 
 from infra.config.flows import RLFlowConfig
-from infra.services import runs
+from infra.services import old_runs, runs
 from infra.services.runs import Refused, claim
 
 CONFIG = RLFlowConfig()
@@ -122,3 +124,41 @@ def test_many_claimers_at_once_get_a_run_each():
     for process in processes:
         process.join()
     assert len(set(claimed)) == 6
+
+
+class Told(BaseModel):
+    reward: float
+
+
+def test_old_runs_are_found_and_deleted_but_none_that_somebody_needs():
+    def finished(flow: str = "rl", config=CONFIG, told: bool = False) -> str:
+        with claim(flow, config) as key:
+            (runs.read(key).folder / "checkpoint").write_text("weights")
+            if told:
+                runs.keep_outcome(key, Told(reward=0.5))
+        return key
+
+    resumable = interrupted(OTHER)
+    old, reported, last = finished(), finished(told=True), finished()
+    with claim("drafter", CONFIG) as at_work:
+        assert old_runs.find(timedelta(days=1)) == []  # all are young
+        (found,) = old_runs.find(timedelta(0))
+        assert found.key == old and found.ended.startswith("finished 20") and found.bytes > len("weights")
+        assert list(old_runs.delete([found])) == [(found, True)]
+    assert {run.key for run in runs.every()} == {resumable, reported, last, at_work}
+    assert old_runs.find(timedelta(0)) == []
+    assert list(old_runs.delete([found])) == [(found, True)]  # another one was faster
+
+    (runs.read(reported).folder / "run.json").unlink()  # where a deletion was interrupted
+    (left,) = old_runs.find(timedelta(days=1))
+    assert (left.key, left.ended) == (reported, "deleted in part")
+    assert list(old_runs.delete([left])) == [(left, True)]
+    assert not (runs.folder() / reported).exists()
+
+
+def test_a_run_that_was_listed_and_is_open_again_keeps_its_folder():
+    key = interrupted()
+    listed = old_runs.OldRun(key=key, ended="finished", bytes=0)
+    assert list(old_runs.delete([listed])) == [(listed, False)]
+    with claim("rl", CONFIG) as again:
+        assert again == key
