@@ -61,6 +61,7 @@ def measure(
     """
     from infra.engine.pin import engine_pin, hardware
     from infra.lineage.lineage import Lineage
+    from infra.lineage.runs import MEASURED
     from infra.services.home import home
     from tasks.evaluate import evidence
     from tasks.report.measurement import write_page
@@ -71,7 +72,7 @@ def measure(
     table = evidence.table(measured.rows, engine=engine_pin(), hardware=hardware(), command=command)
     page = write_page(folder, what, measured, table)
     evidence.write(table, folder / "evidence.parquet")
-    with Lineage().run(key, "measure", model=config.target.name, tags={"lockstep.measured": what}) as mlflow_run:
+    with Lineage().run(key, "measure", model=config.target.name, tags={MEASURED: what}) as mlflow_run:
         mlflow_run.log_params({"command": command} | options.model_dump(mode="json"))
         mlflow_run.log_metrics(evidence.metrics(table))
         mlflow_run.log_file(folder)

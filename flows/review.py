@@ -3,6 +3,7 @@
 from prefect import flow
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
+from flows.outcome import run_name
 from infra.config.flows import ReviewFlowConfig
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
@@ -13,7 +14,7 @@ from tasks.report.review.page import headline
 from tasks.report.review.steps import review_release
 
 
-@flow(name="review")
+@flow(name="review", flow_run_name=run_name)
 def review(config: ReviewFlowConfig, run: RunKey | None = None) -> Review:
     """Answer each question with pass, fail or unknown, its figures, and what would change the verdict."""
     name = config.target.name
@@ -25,12 +26,12 @@ def review(config: ReviewFlowConfig, run: RunKey | None = None) -> Review:
         mlflow_run.log_file(folder, "review")
         mlflow_run.log_metrics({f"review_{verdict}": count for verdict, count in found.count.items()})
         mlflow_run.set_tags({"release_version": found.release} | {f"review.{f.key}": f.verdict for f in found.findings})
-        rows = [{"question": f.question, "verdict": f.verdict, "because": f.because} for f in found.findings]
+        rows = [{"verdict": f.verdict, "about": f.key, "because": f.because} for f in found.findings]  # as wide as fits
         create_table_artifact(key="review-answers", table=rows, description=headline(found))
         create_markdown_artifact(key="review", markdown=(folder / "review.md").read_text(), description=headline(found))
         if mlflow_run.url:
             page = f"{mlflow_run.url}/artifacts/review/index.html"
-            create_link_artifact(key="review-page", link=page, link_text="Review")
+            create_link_artifact(key="review-page", link=page, link_text="Review", description=headline(found))
         report(headline(found))
         keep_outcome(key, found)
         return found

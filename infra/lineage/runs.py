@@ -14,6 +14,7 @@ RUN = "lockstep.run"
 PHASE = "lockstep.phase"
 PARENT = "mlflow.parentRunId"
 OUTCOME = "lockstep.outcome"
+MEASURED = "lockstep.measured"  # what a run of `lockstep measure` measured
 NOTE, NOTE_LIMIT = "mlflow.note.content", 5000
 BATCH = 1000  # MLflow's limit of metrics in one call
 
@@ -24,7 +25,7 @@ class Run:
     def __init__(self, client, uri: str, experiment: str, run_id: str):
         self._client = client
         self.id = run_id
-        self.url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}" if uri.startswith("http") else ""
+        self.url = page(uri, experiment, run_id)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log numbers by name. NaN is left out: MLflow would show it as a value."""
@@ -51,8 +52,9 @@ class Run:
         self._client.log_batch(self.id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
 
     def describe(self, page: str) -> None:
-        """Show a page (Markdown) as the run's description; MLflow keeps the first 5000 characters."""
-        self.set_tags({NOTE: page[:NOTE_LIMIT]})
+        """Show a page (Markdown) as the run's description; MLflow keeps 5000 characters, so whole lines of as many."""
+        whole = page if len(page) <= NOTE_LIMIT else page[:NOTE_LIMIT].rpartition("\n")[0]
+        self.set_tags({NOTE: whole})
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """Attach a file, or a folder's contents, under `folder`."""
@@ -67,6 +69,11 @@ class Run:
         items = [Metric(name, value, now, step) for name, value, step in rows if value == value]
         for at in range(0, len(items), BATCH):
             self._client.log_batch(self.id, metrics=items[at : at + BATCH])
+
+
+def page(uri: str, experiment: str, run_id: str) -> str:
+    """Address of the run's page, "" where MLflow is a file."""
+    return f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}" if uri.startswith("http") else ""
 
 
 @contextmanager
@@ -103,6 +110,15 @@ def open_run(
         raise
     finally:
         client.set_terminated(run.id, status)
+
+
+def newest_measured(client, experiment: str, what: str, model: str) -> str | None:
+    """Id of the last run in which `what` was measured for the target `model`; None when there is none."""
+    wanted = f"tags.`{MEASURED}` = '{_quoted(what)}' and tags.model = '{_quoted(model)}'"
+    found = client.search_runs(
+        [experiment], f"{wanted} and attributes.status = 'FINISHED'", order_by=["start_time DESC"], max_results=1
+    )
+    return found[0].info.run_id if found else None
 
 
 def _quoted(text: str) -> str:

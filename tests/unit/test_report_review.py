@@ -8,11 +8,13 @@ import pytest
 import report_sample as sample
 
 from infra.config.review import ReviewConfig
+from infra.lineage.lineage import Lineage
+from infra.lineage.runs import MEASURED, newest_measured
 from infra.services.history import Started, Trigger
 from infra.services.runs import Run
 from tasks.evaluate import evidence
 from tasks.report.measured import Measured
-from tasks.report.review.findings import Review
+from tasks.report.review.findings import Fact, Review
 from tasks.report.review.known import Known, PastRun
 from tasks.report.review.page import headline, terminal, write
 from tasks.report.review.questions import answer
@@ -138,6 +140,43 @@ def test_one_planted_fault_changes_one_verdict(question, verdict, case):
     assert set(found.values()) == {"pass"}
 
 
+def test_transports_that_were_measured_are_told_with_their_size_for_this_target_and_where_they_were():
+    def rows(domain: str, gb: float, gb_per_s: float):
+        seconds = dict(publish=0.1, prepare=1.5, transfer=gb / gb_per_s, finalize=0.1, pause=0.4, verify=0.3)
+        figures = {f"transport_{part}_s": value for part, value in seconds.items()}
+        figures |= {"transport_gb_per_s": gb_per_s, "transport_copy_gb_per_s": 50.0, "transport_share_of_copy": 0.5}
+        return [evidence.row(f, v, n=5, unit="", domain=domain, subject="transport") for f, v in figures.items()]
+
+    plan = {"plan_gb": 16.0, "plan_needed_gb_per_s": 5.3, "plan_gb_per_s": 4.0, "plan_share_of_step": 0.06}
+    table = [*rows("shm/smol", 16, 25.0), *rows("shm/random", 32, 20.0), *rows("store/small", 1, 2.0)]
+    table += [
+        *rows("store/large", 9, 1.0),
+        *(evidence.row(f, v, n=2, unit="", domain="shm", subject="") for f, v in plan.items()),
+    ]
+    measured = evidence.table(table, engine="vllm", hardware="H200", command="lockstep measure transport")
+    case = known(transports=measured, transports_from="lockstep measure transport: MLflow run 7, H200")
+    told = {f.name: f for f in answer(case, ReviewConfig())[0].facts if f.source.endswith("MLflow run 7, H200")}
+    assert {name: fact.value for name, fact in told.items()} == {
+        "measured: shm, smol": "16 GB at 25 GB/s, 50% of a plain copy; an update takes 2 s, the pause 0.4 s of it; "
+        "5% of a step of this target's training",
+        "sized for a fleet: shm": "16 GB an engine need 5.3 GB/s, 4 GB/s all counted: too slow",
+        "measured: store, large": "9 GB at 1 GB/s, 50% of a plain copy; an update takes 2 s, the pause 0.4 s of it",
+    }
+    assert verdicts(case) == verdicts(known())  # what else there is changes nothing of what was used
+
+
+def test_the_newest_measurement_of_the_target_is_found(tmp_path):
+    lineage = Lineage(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    runs = {}
+    for key, what, target in (("a", "transport", "smol"), ("b", "transport", "smol"), ("c", "transport", "other")):
+        with lineage.run(key, "measure", model=target, tags={MEASURED: what}) as run:
+            runs[key] = run.id
+    with pytest.raises(ZeroDivisionError), lineage.run("d", "measure", model="smol", tags={MEASURED: "transport"}):
+        raise ZeroDivisionError
+    assert newest_measured(lineage.client, lineage.experiment, "transport", "smol") == runs["b"]
+    assert newest_measured(lineage.client, lineage.experiment, "store", "smol") is None
+
+
 def test_a_release_that_events_led_to_is_a_loop_without_a_person():
     chained = [started("drafter"), started("release")]
     assert verdicts(known(loop=None, triggered=chained))["automation"] == "pass"
@@ -167,3 +206,9 @@ def test_page_markdown_json_and_terminal_say_the_same(tmp_path):
             assert finding.question in form and finding.because in form and finding.change in form
     assert 'href="http://prefect/runs/1"' in page
     assert page.count("✗ fail") == 2  # overview and section
+    fact = Fact(name="size", value="1 GB", source=f"smol/3: MLflow run {'ab' * 16}, evidence/1")
+    told = review.model_copy(update={"findings": [findings[0].model_copy(update={"facts": [fact]})]})
+    page = write(tmp_path, told, "http://mlflow/#/experiments/1/runs/").read_text()
+    address = f"http://mlflow/#/experiments/1/runs/{'ab' * 16}"
+    assert f'From smol/3: <a href="{address}">MLflow run</a>, evidence/1' in page
+    assert f"From smol/3: [MLflow run]({address}), evidence/1." in (tmp_path / "review.md").read_text()

@@ -1,19 +1,23 @@
 """What is known of a release: its evidence, how its target was trained, and what Prefect remembers."""
 
 import json
+import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from infra.config.review import ReviewConfig
 from infra.lineage.lineage import Lineage
+from infra.lineage.runs import newest_measured
 from infra.lineage.versions import LineageError, Version, registered_model
 from infra.services import history, runs
 from infra.services.history import Started, Trigger
 from infra.services.standing import Standing
 from infra.store.base import Store
+from tasks.evaluate import evidence
 from tasks.report.measured import Measured, read
 
 
@@ -32,14 +36,16 @@ class Known:
     """All that the questions are answered from.
 
     versions: the release and its parts by kind. measured: evidence of all, the newest measurement last, and the step
-    table of the target's training. training: the `rl` section it was trained with. past: trainings, oldest first.
-    automated: whether `lockstep automate` is on for this target. triggers, triggered: automations that start flows, and
-    runs that they started lately. loop: the last loop that ended, and how it was
-    started.
+    table of the target's training. transports: evidence of the last `lockstep measure transport` for the target, empty
+    without one; transports_from: where it is. training: the `rl` section it was trained with. past: trainings, oldest
+    first. automated: whether `lockstep automate` is on for this target. triggers, triggered: automations that start
+    flows, and runs that they started lately. loop: the last loop that ended, and how it was started.
     """
 
     versions: dict[str, Version]
     measured: Measured = field(default_factory=Measured)
+    transports: pd.DataFrame = field(default_factory=lambda: evidence.concat([]))
+    transports_from: str = ""
     training: dict[str, Any] = field(default_factory=dict)
     past: list[PastRun] = field(default_factory=list)
     automated: bool = False
@@ -63,8 +69,8 @@ class Known:
     def rows(self, figure: str, kind: str = "target") -> pd.DataFrame:
         """The last measurement of a figure of one part in each domain."""
         version = self.versions.get(kind)
-        evidence = self.measured.evidence
-        found = evidence[(evidence["figure"] == figure) & (evidence["subject"] == (version.subject if version else ""))]
+        rows = self.measured.evidence
+        found = rows[(rows["figure"] == figure) & (rows["subject"] == (version.subject if version else ""))]
         return found.drop_duplicates("domain", keep="last")
 
     def source(self, kind: str = "target") -> str:
@@ -93,9 +99,12 @@ def gather(lineage: Lineage, store: Store, name: str, config: ReviewConfig) -> K
     target = parts["target"]
     since = datetime.now(UTC) - timedelta(days=config.max_age_days)
     loop = _last_loop(name, since)
+    transports, transports_from = _transports(lineage, name)
     return Known(
         versions=versions,
         measured=measured,
+        transports=transports,
+        transports_from=transports_from,
         training=json.loads(target.tags.get("lockstep.config", "{}")).get("rl", {}),
         past=_past(lineage, store, name),
         automated=(standing := Standing.read()) is not None and standing.target == name,
@@ -117,6 +126,15 @@ def _release(lineage: Lineage, name: str, which: str) -> Version:
     if found is None:
         raise LineageError(f"review.release={which}: {name} has no such release; `lockstep lineage {name}` lists them")
     return found
+
+
+def _transports(lineage: Lineage, name: str) -> tuple[pd.DataFrame, str]:
+    run = newest_measured(lineage.client, lineage.experiment, "transport", name)
+    if run is None:
+        return evidence.concat([]), ""
+    with tempfile.TemporaryDirectory() as folder:
+        table = evidence.read(Path(lineage.client.download_artifacts(run, "evidence.parquet", folder)))
+    return table, f"lockstep measure transport: MLflow run {run}, {table['hardware'].iloc[0]}"
 
 
 def _last_loop(name: str, since: datetime) -> runs.Run | None:

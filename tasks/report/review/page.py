@@ -1,10 +1,13 @@
 """The review as a page, as Markdown, as JSON, and as the terminal shows it."""
 
+import re
+from functools import partial
 from pathlib import Path
 
 from tasks.report.build import FILTERS, TEMPLATES
 from tasks.report.review.findings import Review
 
+_RUN = re.compile(r"MLflow run (?P<id>[0-9a-f]{32})")
 MARK = {"pass": "✓", "fail": "✗", "unknown": "?"}
 
 
@@ -15,8 +18,11 @@ def headline(review: Review) -> str:
     return f"{review.release}: {', '.join(told)}"
 
 
-def write(folder: Path, review: Review) -> Path:
-    """Write index.html, review.md and review.json into `folder` and return the page's path."""
+def write(folder: Path, review: Review, runs: str = "") -> Path:
+    """Write index.html, review.md and review.json into `folder` and return the page's path.
+
+    runs: what an id is put behind for the address of an MLflow run, "" where it has none.
+    """
     from jinja2 import Environment, FileSystemLoader
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +39,7 @@ def write(folder: Path, review: Review) -> Path:
         environment = Environment(
             loader=FileSystemLoader(TEMPLATES), autoescape=escaped, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters |= FILTERS | {"source": _source}
+        environment.filters |= FILTERS | {"source": partial(_source, runs), "linked": partial(_linked, runs)}
         (folder / name).write_text(environment.get_template(template).render(context))
     (folder / "review.json").write_text(review.model_dump_json(indent=1) + "\n")
     return folder / "index.html"
@@ -51,8 +57,17 @@ def terminal(review: Review) -> str:
     return "\n".join(lines)
 
 
-def _source(text: str) -> str:
-    """An address as a link, anything else as it is."""
-    from markupsafe import Markup
+def _source(runs: str, text: str) -> str:
+    """HTML in which an address, or an MLflow run, is a link."""
+    from markupsafe import Markup, escape
 
-    return Markup('<a href="{0}">{0}</a>').format(text) if text.startswith("http") else text
+    if text.startswith("http"):
+        return Markup('<a href="{0}">{0}</a>').format(text)
+    return Markup(_RUN.sub(rf'<a href="{escape(runs)}\g<id>">MLflow run</a>', str(escape(text)))) if runs else text
+
+
+def _linked(runs: str, text: str) -> str:
+    """The same in Markdown."""
+    if text.startswith("http"):
+        return f"<{text}>"
+    return _RUN.sub(rf"[MLflow run]({runs}\g<id>)", text) if runs else text

@@ -7,6 +7,7 @@ from infra.config.review import ReviewConfig
 from tasks.report.plots.svg import number
 from tasks.report.review.findings import Fact, Finding, Verdict
 from tasks.report.review.known import Known
+from tasks.report.review.paths import transports
 
 RETRAINS = ("drafter", "quantize")  # flows that a trigger must start
 PHASES = ("rl", "drafter", "quantize", "release")
@@ -29,8 +30,11 @@ def weight_sync(known: Known, config: ReviewConfig) -> Finding:
         "a faster path, or fewer steps for the same time of training; `lockstep measure transport` compares paths, "
         "review.max_sync_share is the bound",
     )
+    step_s = None if known.measured.steps.empty else known.step_s
+    compared = transports(known.transports, known.transports_from, known.versions["target"].name, step_s)
     if share is None or bandwidth is None or size is None:
-        return say("unknown", "no weight update of this target's training was measured: train it with `lockstep rl`")
+        why = "no weight update of this target's training was measured: train it with `lockstep rl`"
+        return say("unknown", why, compared)
     rows = [
         ("path", bandwidth["domain"]),
         ("weights of one update", _bytes(size["value"])),
@@ -45,7 +49,7 @@ def weight_sync(known: Known, config: ReviewConfig) -> Finding:
         f"{bandwidth['domain']} moves {_bytes(size['value'])} in {number(seconds)} s; publishing and moving take "
         f"{_percent(share['value'])} of a step, {'within' if fits else 'above'} {_percent(bound)}"
     )
-    return say("pass" if fits else "fail", because, _facts(known, rows))
+    return say("pass" if fits else "fail", because, [*_facts(known, rows), *compared])
 
 
 def placement(known: Known, config: ReviewConfig) -> Finding:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from infra.config.flows import ReviewFlowConfig
 from infra.lineage.lineage import Lineage
+from infra.lineage.runs import page
 from infra.store.open import open_store
 from tasks.report.review.findings import Review
 from tasks.report.review.known import gather
@@ -17,7 +18,8 @@ def review_release(config: ReviewFlowConfig, folder: Path) -> Review:
 
     Raises LineageError when there is no such release.
     """
-    known = gather(Lineage(), open_store(), config.target.name, config.review)
+    lineage = Lineage()
+    known = gather(lineage, open_store(), config.target.name, config.review)
     release = known.versions["release"]
     review = Review(
         release=release.label,
@@ -25,5 +27,5 @@ def review_release(config: ReviewFlowConfig, folder: Path) -> Review:
         reviewed=datetime.now(UTC).isoformat(timespec="seconds"),
         findings=answer(known, config.review),
     )
-    write(folder, review)
+    write(folder, review, page(lineage.uri, lineage.experiment, ""))
     return review
