@@ -60,7 +60,8 @@ def publish(
     mlflow_run.log_file(folder, "report")
     mlflow_run.log_metrics({"wall_s": summary.wall_s, "overhead_s": summary.overhead["seconds"]})
     if mlflow_run.url:
-        create_link_artifact(key="report", link=f"{mlflow_run.url}/artifacts/report/index.html", link_text="Report")
+        page_at = f"{mlflow_run.url}/artifacts/report/index.html"
+        create_link_artifact(key="report", link=page_at, link_text="Report", description=summary.run)
     show_page("loop", summary.run, (folder / "summary.md").read_text(), mlflow_run)
     return summary.model_copy(update={"report": str(page)})
 

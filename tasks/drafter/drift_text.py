@@ -1,6 +1,7 @@
 """What was found of a watched drafter, for people."""
 
 from tasks.drafter.drift import Drift, Level
+from tasks.evaluate.page import table
 
 WHAT = {
     "keep": "kept: it may be released with this target",
@@ -9,7 +10,7 @@ WHAT = {
 }
 
 
-def records(drift: Drift) -> list[dict[str, str | int]]:
+def records(drift: Drift) -> list[dict[str, str]]:
     """One row a domain, for a table in Prefect."""
     return [
         {
@@ -18,7 +19,7 @@ def records(drift: Drift) -> list[dict[str, str | int]]:
             "95% interval": f"{level.low:.3f} to {level.high:.3f}",
             "when made": _value(drift.before.get(domain)),
             "lost": _lost(drift.before.get(domain), level),
-            "drafts": level.n,
+            "drafts": f"{level.n:,}",
         }
         for domain, level in drift.now.items()
     ]
@@ -27,11 +28,8 @@ def records(drift: Drift) -> list[dict[str, str | int]]:
 def markdown(title: str, drift: Drift, seconds: float) -> str:
     """A page: the decision, why, and acceptance by domain. seconds: what it took to know."""
     lines = [f"# {title}", "", f"**{WHAT[drift.decision]}**. {drift.reason[0].upper()}{drift.reason[1:]}.", ""]
-    rows = records(drift)
-    if rows:
-        lines += ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-        lines += ["| " + " | ".join(map(str, row.values())) + " |" for row in rows]
-        lines.append("")
+    if rows := records(drift):
+        lines += [*table(rows), ""]
     if drift.lost is not None:
         ends = f"{drift.lost_low:.1%} to {drift.lost_high:.1%}"
         lines += [f"Acceptance length lost since it was made: {drift.lost:.1%} (95% interval {ends}).", ""]
@@ -43,9 +41,9 @@ def terminal(measured: str, drift: Drift, kept: str | None) -> str:
     lines = [f"{measured}: {WHAT[drift.decision]}" + (f" as {kept}" if kept else ""), f"  {drift.reason}"]
     rows = records(drift)
     if rows:
-        table = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += ["  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
+        cells = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines += ["  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join(lines)
 
 

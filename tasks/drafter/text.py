@@ -1,7 +1,8 @@
 """The evidence about a drafter, for people."""
 
-import math
 from typing import TYPE_CHECKING
+
+from tasks.evaluate import page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,15 +39,14 @@ COLUMNS = (
 
 def markdown(title: str, evidence: "pd.DataFrame") -> str:
     """A page with the figures that matter, by domain, and the acceptance rates by position."""
-    lines = [f"# {title}", "", "| figure | domain | value | 95% interval | n |", "|---|---|---|---|---|"]
+    return "\n".join([f"# {title}", "", *page.table(records(evidence)), *_under_load(evidence)]) + "\n"
+
+
+def records(evidence: "pd.DataFrame") -> list[dict[str, str]]:
+    """The figures as rows of a table in Prefect."""
     positions = sorted(f for f in set(evidence["figure"]) if f.startswith("acceptance_rate_position_"))
     rates = [(f, f.replace("_", " "), "{:.1%}") for f in positions if not f.endswith("_before")]
-    for figure, sentence, form in [*SENTENCES, *rates]:
-        for measured in evidence[evidence["figure"] == figure].itertuples():
-            ends = "" if math.isnan(measured.low) else f"{form.format(measured.low)} to {form.format(measured.high)}"
-            value = form.format(measured.value)
-            lines.append(f"| {sentence} | {measured.domain} | {value} | {ends} | {measured.n} {measured.unit} |")
-    return "\n".join([*lines, *_under_load(evidence)]) + "\n"
+    return page.rows(evidence, [*SENTENCES, *rates])
 
 
 def _under_load(evidence: "pd.DataFrame") -> list[str]:
@@ -61,13 +61,6 @@ def _under_load(evidence: "pd.DataFrame") -> list[str]:
         cells = [form.format(values[figure]) if figure in values else "" for figure, _, form in COLUMNS]
         lines.append(f"| {concurrency} | {' | '.join(cells)} |")
     return lines
-
-
-def records(evidence: "pd.DataFrame") -> list[dict]:
-    """Acceptance by domain as rows of a table in Prefect, which takes no NaN."""
-    shown = evidence[evidence["figure"].str.startswith(("acceptance", "tokens_per_second", "speculation", "output"))]
-    rows = shown[["figure", "domain", "value", "low", "high", "n", "unit", "concurrency"]].to_dict("records")
-    return [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
 
 
 def total(*spans: dict[str, float]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """The evidence about a quant, for people."""
 
-import math
 from typing import TYPE_CHECKING
+
+from tasks.evaluate import page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,22 +27,12 @@ SENTENCES = (
 
 def markdown(title: str, evidence: "pd.DataFrame") -> str:
     """A page with the figures that matter, by domain."""
-    lines = [f"# {title}", "", "| figure | domain | value | 95% interval | n |", "|---|---|---|---|---|"]
-    for figure, sentence, form in SENTENCES:
-        for measured in evidence[evidence["figure"] == figure].itertuples():
-            interval = (
-                "" if math.isnan(measured.low) else f"{form.format(measured.low)} to {form.format(measured.high)}"
-            )
-            value = form.format(measured.value)
-            lines.append(f"| {sentence} | {measured.domain} | {value} | {interval} | {measured.n} {measured.unit} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([f"# {title}", "", *page.table(records(evidence))]) + "\n"
 
 
-def records(evidence: "pd.DataFrame") -> list[dict]:
-    """Rows for a table in Prefect, which takes no NaN."""
-    columns = ["figure", "domain", "value", "low", "high", "n", "unit", "concurrency"]
-    rows = evidence[columns].to_dict("records")
-    return [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+def records(evidence: "pd.DataFrame") -> list[dict[str, str]]:
+    """The same as rows of a table in Prefect."""
+    return page.rows(evidence, SENTENCES)
 
 
 def total(*spans: dict[str, float]) -> dict[str, float]:

@@ -3,25 +3,28 @@
 from collections.abc import Mapping, Sequence
 
 from infra.lineage.versions import Version
+from tasks.evaluate.page import table
 from tasks.release.answers import Answer
 from tasks.release.decision import Decision
 from tasks.release.gates import Verdict
 
+COLUMNS = 7  # of `rows` that fit beside each other on a page
 MARK = {"pass": "pass", "fail": "**fail**", "undecided": "undecided"}
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[dict[str, str | int]]:
-    """One row a verdict, for a table artifact."""
+    """One row a verdict, for a table artifact. What is read first comes first: Prefect cuts wide tables off."""
     return [
         {
+            "verdict": v.verdict,
             "gate": v.name,
-            "part": v.part,
-            "figure": v.figure + (f" ({v.domain})" if v.domain else ""),
+            "domain": v.domain,
             "value": _number(v.value),
             "95% interval": f"{_number(v.low)} to {_number(v.high)}" if v.low is not None else "",
             "bound": f"{v.side + ' ' if v.side != 'value' else ''}{v.comparison} {v.bound:g}",
             "n": v.n,
-            "verdict": v.verdict,
+            "part": v.part,
+            "figure": v.figure,
         }
         for v in verdicts
     ]
@@ -32,11 +35,8 @@ def markdown(title: str, decision: Decision, verdicts: Sequence[Verdict], answer
     lines = [f"# {title}", ""]
     lines += [f"- {reason}" for reason in decision.reasons] or ["- every part is released"]
     lines += [f"- warning: {warning}" for warning in decision.warnings]
-    lines += ["", "| gate | part | figure | value | 95% interval | bound | n | verdict |", "|" + "---|" * 8]
-    for row in rows(verdicts):
-        cells = [*row.values()]
-        cells[-1] = MARK[cells[-1]]
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    shown = [{column: row[column] for column in list(row)[:COLUMNS]} for row in rows(verdicts)]
+    lines += ["", *table([row | {"verdict": MARK[row["verdict"]]} for row in shown])]
     if answers:
         lines += ["", "## Asked over HTTP", ""]
         for answer in answers:
@@ -63,7 +63,7 @@ def question(
 
 def terminal(decision: Decision, verdicts: Sequence[Verdict]) -> str:
     """One line a verdict, then what they allow."""
-    table = [
+    said = [
         (
             v.verdict + (" (waived)" if v.waived else ""),
             v.part,
@@ -72,8 +72,8 @@ def terminal(decision: Decision, verdicts: Sequence[Verdict]) -> str:
         )
         for v in verdicts
     ]
-    widths = [max((len(row[i]) for row in table), default=0) for i in range(3)]
-    lines = ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in table]
+    widths = [max((len(row[i]) for row in said), default=0) for i in range(3)]
+    lines = ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in said]
     return "\n".join([*lines, *(f"- {line}" for line in [*decision.reasons, *decision.warnings])])
 
 

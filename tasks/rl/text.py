@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tasks.evaluate.page import table
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -12,43 +14,45 @@ COMPARISONS = (
     ("reward_before", "reward_after", "reward_difference", "held-out reward"),
     ("task_accuracy_before", "task_accuracy_after", "task_difference", "general questions"),
 )
+SCORES = ("score", "domain", "before", "after", "difference (95% interval)", "n")
+# Column of the step table, its heading, how its values read.
 STEP_COLUMNS = (
-    "step",
-    "reward_mean",
-    "solved",
-    "length_mean",
-    "loss",
-    "grad_norm",
-    "k3",
-    "ess",
-    "tokens_per_second",
-    "prefix_hit_rate",
+    ("step", "step", "{:.0f}"),
+    ("reward_mean", "reward", "{:.3f}"),
+    ("solved", "solved", "{:.0%}"),
+    ("length_mean", "length", "{:.1f}"),
+    ("loss", "loss", "{:.3g}"),
+    ("grad_norm", "grad norm", "{:.3g}"),
+    ("k3", "k3", "{:.2g}"),
+    ("ess", "ESS", "{:.4f}"),
+    ("tokens_per_second", "tokens/s", "{:.0f}"),
+    ("prefix_hit_rate", "cached", "{:.0%}"),
 )
 
 
 def markdown(title: str, evidence: "pd.DataFrame") -> str:
     """A page with the scores before and after, by environment and benchmark."""
     value = {(r.figure, r.domain): r for r in evidence.itertuples()}
-    lines = [
-        f"# {title}",
-        "",
-        "| | domain | before | after | difference (95% interval) | n |",
-        "|---|---|---|---|---|---|",
-    ]
+    compared = []
     for before, after, difference, name in COMPARISONS:
         for r in evidence[evidence["figure"] == difference].itertuples():
             pair = [f"{value[figure, r.domain].value:.3f}" for figure in (before, after)]
             interval = f"{r.value:+.3f} ({r.low:+.3f} to {r.high:+.3f})"
-            lines.append(f"| {name} | {r.domain} | {pair[0]} | {pair[1]} | {interval} | {r.n} |")
+            cells = (name, r.domain, *pair, interval, f"{r.n:,}")
+            compared.append(dict(zip(SCORES, cells, strict=True)))
+    lines = [f"# {title}", "", *table(compared)]
     if ("mismatch_k3_max", "") in value:
         lines += ["", f"Worst mismatch k3 of a step: {value['mismatch_k3_max', ''].value:.2g} nats per token."]
     return "\n".join(lines) + "\n"
 
 
-def step_records(steps: "pd.DataFrame") -> list[dict]:
-    """Rows for a table in Prefect, which takes no NaN."""
-    rows = steps[[column for column in STEP_COLUMNS if column in steps]].to_dict("records")
-    return [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+def step_records(steps: "pd.DataFrame") -> list[dict[str, str]]:
+    """The steps as rows of a table in Prefect; what was not measured in a step is empty there."""
+    shown = [column for column in STEP_COLUMNS if column[0] in steps]
+    return [
+        {heading: "" if math.isnan(row[name]) else form.format(row[name]) for name, heading, form in shown}
+        for row in steps.to_dict("records")
+    ]
 
 
 def step_line(row: Mapping[str, float]) -> str:

@@ -67,7 +67,12 @@ def test_everything_is_about_the_quant_and_the_figures_add_up(table):
 def test_people_read_it_and_prefect_takes_it(table):
     page = markdown("t-quant/1: W8A8 of t/2", table)
     assert "| size against the base's |  | 0.25 |" in page and "| difference, paired | hellaswag | -33.3% |" in page
-    assert not any(isinstance(v, float) and math.isnan(v) for record in records(table) for v in record.values())
+    widths = {line.replace("\\|", "").count("|") for line in page.splitlines() if line.startswith("|")}
+    assert widths == {6}  # `KL(base || quant)` is one cell
+    assert [list(row) for row in records(table)] == [["figure", "domain", "value", "95% interval", "n"]] * len(
+        records(table)
+    )
+    assert all(isinstance(cell, str) for row in records(table) for cell in row.values())
     assert total({"engine": 1.0, "quantize": 2.0}, {}, {"engine": 3.0}) == {"engine": 4.0, "quantize": 2.0}
 
 

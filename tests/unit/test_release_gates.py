@@ -169,7 +169,7 @@ def test_undecided_gates_that_warn_are_reported():
     assert "undecided" in warning
     page = markdown("Released smol-release/1", decision, found, [])
     assert warning in page
-    assert "| g | target | f | 0.1 | -0.1 to 0.3 | low >= 0 | 100 | undecided |" in page
+    assert "| undecided | g |  | 0.1 | -0.1 to 0.3 | low >= 0 | 100 |" in page
     assert rows(found)[0]["verdict"] == "undecided"
 
 
