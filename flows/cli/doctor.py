@@ -19,7 +19,7 @@ from flows.cli.exits import FAILED, Stop
 from infra.config.memory import GIB
 from infra.engine.errors import EngineError
 from infra.engine.pin import accelerated, engine_pin, hardware
-from infra.services import catalog, local, profile, supervise
+from infra.services import catalog, profile, supervise
 from infra.services.home import home
 from infra.services.record import Record, ServiceError
 from infra.store.base import StoreError
@@ -174,7 +174,7 @@ def _services() -> Iterator[Finding]:
     if not records:
         yield Finding("services", False, "none were started here", "run `lockstep up`")
     for record in records:
-        well = local.healthy(record)
+        well = catalog.healthy(record)
         state = f"{'answers' if well else 'does not answer'} {record.address}".strip()
         yield Finding(record.name, well, state, f"see {record.log}, then run `lockstep up`")
         if well and record.name == "prefect":

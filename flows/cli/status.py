@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from flows.cli.books import Json, Name, newest_target
-from infra.services import durations, environment, local, runs
+from infra.services import catalog, durations, environment, local, runs
 from infra.services.record import Record
 from infra.services.runs import Run
 from infra.serving.state import State
@@ -26,7 +26,7 @@ def status(name: Name = None, as_json: Json = False) -> None:
     environment.apply()
     every = runs.every()
     facts: dict[str, Any] = {
-        "services": {r.name: {"address": r.address, "answers": local.healthy(r)} for r in Record.all()},
+        "services": {r.name: {"address": r.address, "answers": catalog.healthy(r)} for r in Record.all()},
         "running": [_running(run) for run in every if run.status == "open" and runs.live(run)],
         "interrupted": [run.key for run in every if run.status == "open" and not runs.live(run)],
     }

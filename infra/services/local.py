@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from infra.services import catalog, postgres, profile, supervise
-from infra.services.catalog import Say, ensure, healthy, service
+from infra.services.catalog import Say, Service, ensure, service
 from infra.services.home import home
 from infra.services.profile import Profile
 from infra.services.record import Record
-from infra.services.supervise import LOOPBACK, ServiceError
+from infra.services.supervise import LOOPBACK, PortTaken, ServiceError
 from infra.serving.state import KEY_VARIABLE, Wish
 
 FLEET = "fleet"
@@ -62,10 +62,8 @@ def serve(say: Say, wish: Wish, *, port: int | None = None) -> Record:
                 raise ServiceError(f"the fleet serves {last.name}: run `lockstep down` before it serves {wish.name}")
         else:
             wish.model_copy(update={"generation": last.generation + 1 if last else 0}).write()
-        fleet = service(FLEET, profile.current())
-        record = ensure(replace(fleet, usual_port=wish.config.port), say, port)
-        supervise.wait_ready(record, lambda: healthy(record), READY_S)
-        return record
+        fleet = replace(service(FLEET, profile.current()), usual_port=wish.config.port)
+        return _once_ready(fleet, ensure(fleet, say, port), say, port)
 
 
 def stop_serving() -> bool:
@@ -124,27 +122,42 @@ def _stop(records: list[Record], say: Say) -> int:
 
 def _start(name: str, say: Say, port: int | None = None) -> Record:
     wanted = service(name, profile.current())
-    record = ensure(wanted, say, port)
-    supervise.wait_ready(record, lambda: wanted.ready(record), READY_S)
-    return record
+    return _once_ready(wanted, ensure(wanted, say, port), say, port)
+
+
+def _once_ready(wanted: Service, record: Record, say: Say, port: int | None) -> Record:
+    """Its record once it is ready. Where nobody gave its port and another process was faster, it starts on the next."""
+    while True:
+        try:
+            supervise.wait_ready(record, lambda record=record: wanted.ready(record), READY_S)
+            return record
+        except PortTaken:
+            if port is not None:
+                raise
+            record = ensure(wanted, say)
 
 
 def _prefect(say: Say, port: int | None, needs: list) -> list[Record]:
     for need in needs:
         need()
     before, worker = Record.read("prefect"), Record.read("worker")
-    server = ensure(service("prefect", profile.current()), say, port)
-    if before and before.port != server.port and worker:
-        supervise.stop(worker)  # it talks to the old address
+    wanted = service("prefect", profile.current())
+    server = ensure(wanted, say, port)
     os.environ["PREFECT_API_URL"] = f"{server.address}/api"
+
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
     from infra.services import deployments  # Prefect is imported here, while the server starts
 
-    supervise.wait_ready(server, lambda: healthy(server), READY_S)
-    deployments.prepare()
-    worker = ensure(service("worker", profile.current()), say)
-    deployments.deploy(say)
-    supervise.wait_ready(worker, lambda: deployments.worker_online(worker.name), READY_S)
+    server = _once_ready(wanted, server, say, port)
+    if before and before.port != server.port and worker:
+        supervise.stop(worker)  # it talks to the old address
+    address = os.environ["PREFECT_API_URL"] = f"{server.address}/api"
+    with temporary_settings({PREFECT_API_URL: address}):  # it may have moved since Prefect was imported
+        deployments.prepare()
+        worker = ensure(service("worker", profile.current()), say)
+        deployments.deploy(say)
+        supervise.wait_ready(worker, lambda: deployments.worker_online(worker.name), READY_S)
     return [server, worker]
 
 

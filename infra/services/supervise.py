@@ -22,6 +22,10 @@ POLL_S = 0.1
 GRACE_S = 15.0
 
 
+class PortTaken(ServiceError):
+    """Another process took the port of a service between the choice and the start."""
+
+
 def start(
     name: str,
     command: Sequence[str],
@@ -90,10 +94,12 @@ def family(record: Record) -> list[psutil.Process]:
 def wait_ready(record: Record, ready: Callable[[], bool], timeout_s: float) -> None:
     """Wait until `ready()`, and until it is this very service that listens on its port: another one may have taken it
     between the choice and the start. Raises ServiceError with the end of its log when the process dies or takes too
-    long."""
+    long, PortTaken when it died because another one listens there."""
     deadline = time.monotonic() + timeout_s
     while not (ready() and listens(record)):
         if not alive(record):
+            if record.port and not _free(record.port) and not listens(record):
+                raise PortTaken(f"{record.name}: port {record.port} was taken meanwhile by {_owner(record.port)}")
             raise ServiceError(f"{record.name} ended while starting: {_last_words(record.log)} (log: {record.log})")
         if time.monotonic() > deadline:
             raise ServiceError(

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.services import supervise
+from infra.services import local, supervise
+from infra.services.catalog import Service
 from infra.services.record import Record
-from infra.services.supervise import ServiceError
+from infra.services.supervise import PortTaken, ServiceError
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 FAMILY = (
@@ -102,6 +103,22 @@ def test_a_taken_port_is_named_with_its_owner_or_left_for_the_next(taken):
     port, why = supervise.choose_port(taken, strict=False)
     assert port > taken
     assert why.endswith(f"using {port}")
+
+
+def test_a_service_whose_port_was_taken_while_it_started_gets_the_next_unless_the_user_chose(taken):
+    """The choice fell when the port was free: what listens there now is this test."""
+    code = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+
+    def demo(port: int) -> list[str]:
+        return [sys.executable, "-c", code, str(port)]
+
+    late, said = supervise.start("demo", demo(taken), port=taken), []
+    with pytest.raises(PortTaken, match=rf"demo: port {taken} was taken meanwhile by .* \(pid {os.getpid()}\)"):
+        local._once_ready(Service("demo", demo, usual_port=taken), late, said.append, taken)
+    moved = local._once_ready(Service("demo", demo, usual_port=taken), late, said.append, None)
+    assert moved.port > taken and supervise.listens(moved)
+    assert said[-1].endswith(f"starting at {moved.address}")
+    supervise.stop(moved)
 
 
 def test_up_on_a_taken_port_is_one_line_and_leaves_nothing_running(taken):
