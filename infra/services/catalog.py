@@ -89,9 +89,9 @@ def ensure(service: Service, say: Say, port: int | None = None) -> Record:
             )
         say(f"{name}: already running{f' at {before.address}' if before.address else ''}")
         return before
-    service.prepare()
     if before:
         supervise.end(before)  # what a dead leader left behind; its record stands until there is another
+    service.prepare()
     chosen = 0
     if service.usual_port:
         wanted = port or (before.port if before else service.usual_port)
@@ -170,7 +170,14 @@ def _worker() -> Service:
         "PREFECT_WORKER_HEARTBEAT_SECONDS": "10",
         "MLFLOW_TRACKING_URI": environment.of_user("MLFLOW_TRACKING_URI"),  # each run looks for itself where it is
     }
-    return Service("worker", lambda port: [*command, "--name", "worker"], env=env)
+    return Service("worker", lambda port: [*command, "--name", "worker"], env=env, prepare=_hand_back)
+
+
+def _hand_back() -> None:
+    if Record.read("worker"):  # of one that has died
+        from infra.services import crashes
+
+        crashes.hand_back("worker")
 
 
 def _fleet() -> Service:

@@ -1,4 +1,5 @@
-"""Runs whose process is gone do not stay RUNNING, and those whose process lives do not stay CRASHED."""
+"""Runs whose process is gone do not stay RUNNING, those whose process lives do not stay CRASHED, and those that a dead
+worker had taken wait for the next one."""
 
 import contextlib
 import threading
@@ -14,12 +15,15 @@ environment.apply()
 
 from prefect.client.orchestration import SyncPrefectClient, get_client  # noqa: E402  (Prefect reads settings on import)
 from prefect.client.schemas import filters  # noqa: E402
-from prefect.client.schemas.objects import State  # noqa: E402
+from prefect.client.schemas.objects import State, StateType  # noqa: E402
 from prefect.exceptions import Abort, ObjectNotFound  # noqa: E402
 from prefect.runtime import flow_run  # noqa: E402
-from prefect.states import Crashed  # noqa: E402
+from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: E402
+from prefect.states import Crashed, Scheduled  # noqa: E402
 
 from infra.services.automations import RESUMED  # noqa: E402
+from infra.services.deployments import POOL  # noqa: E402
+from infra.services.patience import patiently  # noqa: E402
 
 MESSAGE = "its process is gone; running it again continues it"
 RESUMES_PER_HOUR = 3  # by itself; what crashes again and again needs a person
@@ -38,11 +42,14 @@ def give_up() -> None:
     if flow_run.id is None:
         return
     since = datetime.now(UTC) - timedelta(hours=1)
-    with get_client(sync_client=True) as client:
-        states = client.read_flow_run_states(UUID(flow_run.id))
+
+    def been() -> list[State]:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run_states(UUID(flow_run.id))
+
     # one crash can be reported, and answered, several times before the run is started again
     times, scheduled = 0, False
-    for state in sorted(states, key=lambda state: state.timestamp):
+    for state in sorted(patiently(been), key=lambda state: state.timestamp):
         scheduled |= state.message == RESUMED and state.timestamp > since
         if scheduled and state.is_running():
             times, scheduled = times + 1, False
@@ -100,6 +107,21 @@ def _put_back(client: SyncPrefectClient, flow_run_id: UUID) -> None:
     if before is not None:
         same = State(type=before.type, name=before.name, message=LIVES, state_details=before.state_details)
         client.set_flow_run_state(flow_run_id, same, force=True)
+
+
+def hand_back(worker: str) -> None:
+    """Settle what the dead worker called `worker` had taken: a run that it had not begun waits again, unless another
+    worker may have it; one that it had begun is marked crashed."""
+    address = environment.variables()["PREFECT_API_URL"]  # it may have moved since Prefect was imported
+    with temporary_settings({PREFECT_API_URL: address}):
+        with get_client(sync_client=True) as client:
+            others = {w.name for w in client.read_workers_for_work_pool(POOL) if w.status == "ONLINE"} - {worker}
+            pool = filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[POOL]))
+            taken = filters.FlowRunFilterStateType(any_=[StateType.PENDING])
+            taken = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=taken))
+            for run in [] if others else client.read_flow_runs(flow_run_filter=taken, work_pool_filter=pool):
+                client.set_flow_run_state(run.id, Scheduled(message="its worker died"), force=True)
+        settle()
 
 
 def settle() -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ ARTIFACTS, MLFLOW = f"s3://{BUCKET}/artifacts", f"s3://{BUCKET}/mlflow"
 REGION = "us-east-1"
 ACCESS_KEY = "lockstep"
 VOLUME_MB = 1024
+PROBE = "ready"  # an object that is read and written to see whether that can be done
 
 
 class Keys(NamedTuple):
@@ -50,7 +52,8 @@ def prepare() -> None:
 
 
 def ready(record: Record) -> bool:
-    """Whether it stores an object: it answers long before it can. The bucket is made on the way."""
+    """Whether it gives what it holds and stores what it is given: it answers long before it finds its volumes, and an
+    object without bytes needs none. The bucket is made on the way."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -62,7 +65,10 @@ def ready(record: Record) -> bool:
     try:
         if BUCKET not in {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}:
             s3.create_bucket(Bucket=BUCKET)
-        s3.put_object(Bucket=BUCKET, Key="ready", Body=b"")
+        with suppress(s3.exceptions.NoSuchKey):
+            s3.get_object(Bucket=BUCKET, Key=PROBE)["Body"].read()
+        s3.put_object(Bucket=BUCKET, Key=PROBE, Body=b"ready")
+        s3.get_object(Bucket=BUCKET, Key=PROBE)["Body"].read()
     except (ClientError, BotoCoreError):
         return False
     return True

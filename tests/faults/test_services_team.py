@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.services import catalog, local, postgres, profile, supervise
+from infra.services import catalog, local, postgres, profile, seaweed, supervise
 from infra.services.record import Record
 from infra.services.supervise import ServiceError
+from infra.store.s3_client import Access, connect
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 SERVICES = {"postgres", "seaweedfs", "prefect", "mlflow", "worker", "keeper"}
@@ -92,7 +93,8 @@ def wait_back(before: Record) -> None:
 
     def back() -> bool:
         now = Record.read(before.name)
-        return now is not None and now.pid != before.pid and catalog.healthy(now)
+        started = now is not None and now.pid != before.pid and supervise.alive(now)
+        return started and catalog.service(now.name, "team").ready(now)
 
     keeper = Record.read("keeper")
     assert keeper is not None
@@ -141,6 +143,19 @@ def test_killed_in_the_middle_of_use_nothing_acknowledged_is_lost(machine):
     assert "all there" in reader.stdout, reader.stderr[-3000:]
     check = lockstep("lineage", "written", "--check")
     assert "is not registered" not in check.stdout and "damaged" not in check.stdout and "names" not in check.stdout
+
+
+def test_object_storage_is_not_ready_before_it_finds_what_it_held(machine):
+    """Asked once and not again, it gives each object in the moment in which it says that it works."""
+    before = Record.read("seaweedfs")
+    access = Access(before.address, seaweed.REGION, *seaweed.credentials())
+    held = {f"held/{number}": str(number).encode() * 1000 for number in range(20)}
+    once = connect(access, attempts=1)
+    for name, content in held.items():
+        once.put_object(Bucket=seaweed.BUCKET, Key=name, Body=content)
+    wait_back(kill("seaweedfs"))
+    for name, content in held.items():
+        assert once.get_object(Bucket=seaweed.BUCKET, Key=name)["Body"].read() == content
 
 
 def test_no_password_is_where_it_does_not_belong(machine):

@@ -71,6 +71,20 @@ def test_a_killed_run_is_marked_crashed_and_continues_with_its_finished_phase(
     assert "Cached" in {part["state_name"] for part in below(prefect_api, alive)}
 
 
+def test_what_a_dead_worker_had_taken_and_not_begun_is_begun_by_the_next(deployed, prefect_api, lockstep, tmp_path):
+    worker = json.loads((Path(deployed["LOCKSTEP_HOME"]) / "services/worker.json").read_text())
+    deployment = httpx.get(f"{prefect_api}/deployments/name/demo/demo").json()
+    taken = {
+        "state": {"type": "PENDING", "name": "Submitting"},
+        "parameters": {"config": {"target": {"name": "demo"}, "folder": str(tmp_path)}},
+    }
+    run = httpx.post(f"{prefect_api}/deployments/{deployment['id']}/create_flow_run", json=taken).json()
+    os.kill(worker["pid"], signal.SIGKILL)
+    up = lockstep("up")
+    assert up.returncode == 0, up.stderr
+    until(lambda: by_id(prefect_api, run["id"])["state_type"] == "COMPLETED")
+
+
 @MODES
 def test_an_interrupt_stops_the_run_and_says_how_to_continue(deployed, prefect_api, folder, mode):
     victim = demo(deployed, folder, *mode)
