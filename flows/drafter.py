@@ -1,10 +1,9 @@
 """Drafter: learn the target's own answers, and measure what the engine accepts of its proposals."""
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
 from flows.outcome import Outcome, run_name
-from flows.pages import show_page
+from flows.pages import show_page, show_table
 from flows.traffic import traffic
 from infra.config.flows import DrafterFlowConfig
 from infra.lineage.announce import MEASURED, announce
@@ -102,7 +101,7 @@ def drafter(
         mlflow_run.log_steps(curve)
         mlflow_run.set_tags({"target_version": outcome.target, "drafter_version": outcome.drafter})
         title = f"{outcome.drafter} for {outcome.target}"
-        create_table_artifact(key="acceptance", table=records(table), description=title)
+        show_table("acceptance", title, records(table))
         show_page("drafter", title, markdown(title, table), mlflow_run)
         report(title)
         if run is None:

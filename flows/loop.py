@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from functools import partial
 
 from prefect import flow
 
@@ -19,6 +20,7 @@ from infra.config.flows import (
     RLFlowConfig,
 )
 from infra.lineage.lineage import Lineage
+from infra.services.patience import patiently
 from infra.services.progress import report
 from infra.services.runs import Refused, RunKey, claim, keep_outcome
 from tasks.report.summary import LoopSummary, Phase
@@ -59,7 +61,8 @@ class Trip:
     def phase(self, subflow, config, **versions: str | None):
         """Run one phase. One that took less than its own recorded work was taken over from an interrupted run."""
         start = time.monotonic()
-        outcome = subflow(config, run=self.key, parent_run=self.mlflow_run_id, **versions)
+        # called again where Prefect was away when it began: it finds what it has done
+        outcome = patiently(partial(subflow, config, run=self.key, parent_run=self.mlflow_run_id, **versions))
         seconds, work = time.monotonic() - start, sum(outcome.spans.values())
         self.phases[subflow.name] = Phase(seconds=seconds, cached=seconds < work, spans=outcome.spans)
         return outcome

@@ -1,10 +1,9 @@
 """Quantize: make a quantized copy of a target, and measure in the engine what that costs and gains."""
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
 from flows.outcome import Outcome, run_name
-from flows.pages import show_page
+from flows.pages import show_page, show_table
 from flows.traffic import calibration, traffic
 from infra.config.flows import DrafterFlowConfig, QuantizeFlowConfig
 from infra.lineage.announce import MEASURED, announce
@@ -99,7 +98,7 @@ def quantize(
         mlflow_run.log_metrics(metrics(table))
         mlflow_run.set_tags({"target_version": outcome.target, "quant_version": outcome.quant})
         title = f"{outcome.quant}: {outcome.scheme} of {outcome.target}"
-        create_table_artifact(key="quant", table=records(table), description=title)
+        show_table("quant", title, records(table))
         show_page("quantize", title, markdown(title, table), mlflow_run)
         report(title)
         if run is None:

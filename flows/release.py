@@ -1,13 +1,12 @@
 """Release: gather the evidence, judge it, serve what may be released, and make it the champion."""
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.approval import ask
 from flows.outcome import Outcome, run_name
-from flows.pages import show_page
+from flows.pages import show_page, show_table
 from infra.config.flows import ReleaseFlowConfig
 from infra.lineage.announce import PROMOTED, REFUSED, announce
 from infra.lineage.announce import tell as emit
@@ -143,5 +142,5 @@ def release(
 
 def tell(title: str, decision: Decision, verdicts: list[Verdict], answers: list[Answer], mlflow_run: Run) -> None:
     """Show the verdicts and answers on the run's page in Prefect and in MLflow."""
-    create_table_artifact(key="gates", table=rows(verdicts), description=title)
+    show_table("gates", title, rows(verdicts))
     show_page("release", title, markdown(title, decision, verdicts, answers), mlflow_run)

@@ -2,11 +2,10 @@
 
 from datetime import UTC, datetime
 
-from prefect.artifacts import create_link_artifact
 from prefect.runtime import flow_run
 
 from flows.drafter import DrafterOutcome
-from flows.pages import show_page
+from flows.pages import show_link, show_page
 from flows.quantize import QuantizeOutcome
 from flows.release import ReleaseOutcome
 from flows.rl import RLOutcome
@@ -60,8 +59,7 @@ def publish(
     mlflow_run.log_file(folder, "report")
     mlflow_run.log_metrics({"wall_s": summary.wall_s, "overhead_s": summary.overhead["seconds"]})
     if mlflow_run.url:
-        page_at = f"{mlflow_run.url}/artifacts/report/index.html"
-        create_link_artifact(key="report", link=page_at, link_text="Report", description=summary.run)
+        show_link("report", summary.run, f"{mlflow_run.url}/artifacts/report/index.html", "Report")
     show_page("loop", summary.run, (folder / "summary.md").read_text(), mlflow_run)
     return summary.model_copy(update={"report": str(page)})
 

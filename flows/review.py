@@ -1,9 +1,9 @@
 """Review: the questions of a design review, answered from the evidence of one release."""
 
 from prefect import flow
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from flows.outcome import run_name
+from flows.pages import show_link, show_markdown, show_table
 from infra.config.flows import ReviewFlowConfig
 from infra.lineage.lineage import Lineage
 from infra.services.progress import report
@@ -27,11 +27,10 @@ def review(config: ReviewFlowConfig, run: RunKey | None = None) -> Review:
         mlflow_run.log_metrics({f"review_{verdict}": count for verdict, count in found.count.items()})
         mlflow_run.set_tags({"release_version": found.release} | {f"review.{f.key}": f.verdict for f in found.findings})
         rows = [{"verdict": f.verdict, "about": f.key, "because": f.because} for f in found.findings]  # as wide as fits
-        create_table_artifact(key="review-answers", table=rows, description=headline(found))
-        create_markdown_artifact(key="review", markdown=(folder / "review.md").read_text(), description=headline(found))
+        show_table("review-answers", headline(found), rows)
+        show_markdown("review", headline(found), (folder / "review.md").read_text())
         if mlflow_run.url:
-            page = f"{mlflow_run.url}/artifacts/review/index.html"
-            create_link_artifact(key="review-page", link=page, link_text="Review", description=headline(found))
+            show_link("review-page", headline(found), f"{mlflow_run.url}/artifacts/review/index.html", "Review")
         report(headline(found))
         keep_outcome(key, found)
         return found

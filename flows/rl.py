@@ -1,10 +1,9 @@
 """RL: train the target on verifiable rewards, and register what comes out as its next version."""
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
 from flows.outcome import Outcome, run_name
-from flows.pages import show_page
+from flows.pages import show_page, show_table
 from infra.config.flows import RLFlowConfig
 from infra.lineage.announce import REGISTERED, announce
 from infra.lineage.lineage import Lineage
@@ -51,7 +50,7 @@ def rl(config: RLFlowConfig, run: RunKey | None = None, parent_run: str | None =
         mlflow_run.set_tags({"target_version": outcome.target, "parent_version": outcome.parent})
         table, steps = read_evidence(evidence)
         title = f"{outcome.target}, trained from {outcome.parent}"
-        create_table_artifact(key="rl-steps", table=step_records(steps), description=title)
+        show_table("rl-steps", title, step_records(steps))
         show_page("rl", title, markdown(title, table), mlflow_run)
         report(title)
         if run is None:

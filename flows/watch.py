@@ -1,10 +1,9 @@
 """Watch: measure whether the drafter still fits its target and its traffic, and say what has to be done about it."""
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
 from flows.outcome import Outcome, run_name
-from flows.pages import show_page
+from flows.pages import show_page, show_table
 from flows.traffic import traffic
 from infra.config.flows import DrafterFlowConfig, WatchFlowConfig
 from infra.lineage.announce import DRIFTED, MEASURED, announce, tell
@@ -122,7 +121,7 @@ def show(title: str, seen: Seen, mlflow_run: Run) -> None:
     """Show the decision and its figures on the run's page in Prefect, and keep them in MLflow."""
     seconds = sum(seen.spans.values())
     if seen.drift.now:
-        create_table_artifact(key="drift", table=records(seen.drift), description=title)
+        show_table("drift", title, records(seen.drift))
     show_page("watch", title, markdown(title, seen.drift, seconds), mlflow_run)
     mlflow_run.log_metrics(metrics(seen.drift, seconds))
     report(f"{seen.drift.decision}: {seen.drift.reason}")

@@ -11,6 +11,8 @@ from prefect.client.orchestration import get_client  # noqa: E402  (Prefect read
 from prefect.events.schemas.events import Event, RelatedResource  # noqa: E402
 from prefect.runtime import flow_run  # noqa: E402
 
+from infra.services.patience import patiently  # noqa: E402
+
 
 def emit(event: str, key: str, resource: Mapping[str, str], payload: Mapping[str, str | float | bool | None]) -> UUID:
     """Give the event to the Prefect server; it has it when this returns. Its id is given.
@@ -26,6 +28,10 @@ def emit(event: str, key: str, resource: Mapping[str, str], payload: Mapping[str
     if flow_run.id:
         by = {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}", "prefect.resource.role": "flow-run"}
         about.related.append(RelatedResource(by))
-    with get_client(sync_client=True) as client:
-        client.request("POST", "/events", json=[about.model_dump(mode="json")])
+
+    def post() -> None:
+        with get_client(sync_client=True) as client:
+            client.request("POST", "/events", json=[about.model_dump(mode="json")])
+
+    patiently(post)
     return about.id

@@ -12,7 +12,21 @@ class RemoteWorker:
     """`cluster.trainer_ranks` actors, which begin at once with imports that take as long as an engine's start."""
 
     def __init__(self, config: DrafterFlowConfig):
-        where, ranks = placement(config), config.cluster.trainer_ranks
+        self._config = config
+        self._start()
+
+    def look_after(self) -> None:
+        """Start all ranks anew where one has died, as it may have when a step is tried again."""
+        from ray.exceptions import RayActorError
+
+        try:
+            session().results([actor.__ray_ready__.remote() for actor in self._actors])
+        except RayActorError:
+            self._actors, self._warm = [], []  # nobody else knows them: their devices are free for the next
+            self._start()
+
+    def _start(self) -> None:
+        where, ranks = placement(self._config), self._config.cluster.trainer_ranks
         self._actors = [
             session().actor(
                 TrainerWorker,

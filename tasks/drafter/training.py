@@ -74,6 +74,7 @@ def overfit_one(target: ArtifactRef, states: ArtifactRef, sample: str, config: D
     """
     spans, store, settings = Spans(), open_store(), config.drafter
     model = store.open(target)
+    _trainer.look_after()
     with _scratch() as scratch:
         with spans.measure("trainer"):
             report("teaching a head one answer by heart")
@@ -106,6 +107,7 @@ def train_head(
     store, settings = open_store(), config.drafter
     model, seen = store.open(target), store.open(states)
     inputs = [target, states, *([previous] if previous else [])]
+    _trainer.look_after()
     begin = _trainer.begin("begin", model, seen, settings, previous and store.open(previous))
     return _train(begin, model, check, inputs, _checkpoint(settings, *inputs), config, _steps(config))
 
@@ -127,6 +129,7 @@ def train_head_streaming(
     model, seen = store.open(target), store.open(states)
     train, held_out = split_by_domain(answers, settings.held_out_share, settings.seed)
     sequences = [Sequence(**answered.model_dump()) for answered in train]
+    _trainer.look_after()
     begin = _trainer.begin(
         "begin_streamed", model, seen, [a.key for a in held_out], sequences, settings, previous and store.open(previous)
     )
@@ -165,6 +168,7 @@ def train_draft_model(
     """
     store, settings = open_store(), config.drafter
     model, inputs = store.open(target), [target, *([previous] if previous else [])]
+    _trainer.look_after()
     begin = _trainer.begin("begin_draft_model", model, answers, settings, previous and store.open(previous))
     keys = "".join(answered.key for answered in answers)
     checkpoint = _checkpoint(settings, *inputs, keys)

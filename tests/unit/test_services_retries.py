@@ -2,10 +2,13 @@
 
 import httpx
 import pytest
+from botocore.exceptions import ClientError
+from ray.exceptions import ActorDiedError
 
-from infra.engine.errors import EngineError
+from infra.engine.errors import EngineError, EngineGone
 from infra.services import retries
 from infra.store.base import StoreError
+from tasks.rl.errors import TrainerError
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
@@ -21,6 +24,10 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
         return caught
 
 
+def s3_answer(status: int) -> ClientError:
+    return ClientError({"Error": {}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
+
+
 @pytest.mark.parametrize(
     ("error", "again"),
     [
@@ -29,7 +36,14 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
         (raised(StoreError("the store does not answer"), ConnectionRefusedError("refused")), True),
         (EngineError("engine of role eval ended: OSError: [Errno 98] Address already in use"), True),
         (EngineError("engine of role eval ended: ValueError: raise engine.kv_cache_gib"), False),
+        (EngineGone("the engine at http://127.0.0.1:1 does not answer"), True),
+        (EngineError("the eval engine was killed by signal 9: Loading weights (log: eval.log)"), True),
+        (EngineError("http://127.0.0.1:1/v1/completions answered 500: EngineCore encountered an issue."), True),
+        (raised(TrainerError("the trainer's process has died"), ActorDiedError()), True),
+        (TrainerError("the loss is not finite"), False),
         (StoreError("no such bucket"), False),
+        (raised(StoreError("InternalError"), s3_answer(500)), True),
+        (raised(StoreError("AccessDenied"), s3_answer(403)), False),
         (ValueError("drafter.traffic names a domain twice"), False),
         (FileNotFoundError("mine.jsonl"), False),
     ],
