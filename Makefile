@@ -1,6 +1,7 @@
 # make loop    the whole loop on SmolLM2-135M-Instruct, from an empty checkout
 # make test    the suite
-# make soak    30 times kill -9 at random while loops run; KILLS and SEED choose others (half an hour)
+# make soak    thousands of requests through releases and kills, then 30 times kill -9 at random while loops run;
+#              KILLS and SEED choose others (an hour)
 # make down    stop what was started
 VARIANT ?= cpu
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -35,7 +36,8 @@ test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest
 
 soak: $(INSTALLED)
-	$(VENV)/bin/python tests/soak.py --kills $(or $(KILLS),30) --seed $(or $(SEED),1)
+	$(VENV)/bin/python -m pytest -q -s tests/soak/soak_release.py
+	$(VENV)/bin/python tests/soak/soak_kills.py --kills $(or $(KILLS),30) --seed $(or $(SEED),1)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .

@@ -1,6 +1,6 @@
 """Thousands of requests through releases, rollbacks and kills: `pytest -s tests/soak/soak_release.py`.
 
-Not collected by itself. REQUESTS says how many requests each round lasts at least.
+Not collected by itself. Each part of a round lasts REQUESTS requests at least.
 """
 
 import os
@@ -27,25 +27,25 @@ def test_thousands_of_requests_through_releases_rollbacks_and_kills(tmp_path, ti
     with serving(tmp_path / "home", config) as (lineage, fleet):
         version = model(tiny_llama, tmp_path / "0", lineage, None)
         release(version, config)
-        started, kills, rows = time.monotonic(), 0, []
+        started = time.monotonic()
+        print(f"\n{'after':<24}{'requests':>10}{'failed':>8}{'streams cut':>13}")
         with Load(fleet.address, "served", concurrency=8) as load:
             for round_ in range(ROUNDS):
                 load.wait_for(REQUESTS)
                 version = model(tiny_llama, tmp_path / f"{round_ + 1}", lineage, version)
                 release(version, config)
-                rows.append(("release", load.total, len(load.failed), load.cut))
+                tell("a release", load)
                 load.wait_for(REQUESTS)
                 if round_ % 2:
                     takeover.go_back("served", Serving.of(config), print)
-                    rows.append(("rollback", load.total, len(load.failed), load.cut))
+                    tell("a rollback", load)
                 load.wait_for(choice.randrange(REQUESTS))
                 os.kill(api_server(fleet).pid, signal.SIGKILL)
-                kills += 1
                 for state in fleet.states():
                     pool = state.pools[state.stable]
                     if pool.ready == config.release.fleet.replicas and pool.restarts:
                         break
-                rows.append(("kill", load.total, len(load.failed), load.cut))
+                tell("a replica's kill", load)
             load.wait_for(REQUESTS)
         host = next(p for p in psutil.Process(state.pid).children(recursive=True) if "EngineHost" in p.name())
         host.kill()  # and with it every engine
@@ -55,9 +55,13 @@ def test_thousands_of_requests_through_releases_rollbacks_and_kills(tmp_path, ti
                 break
         with Load(fleet.address, "served", concurrency=8) as after:
             after.wait_for(REQUESTS)
-        seconds = time.monotonic() - started
-    print(f"\n{load.total} requests in {seconds:.0f} s, {ROUNDS} releases, {ROUNDS // 2} rollbacks, {kills} kills")
-    for what, total, failed, cut in rows:
-        print(f"  after a {what:<8}  {total:>6} requests  {failed} failed  {cut} streams cut")
+        tell("the kill of all at once", load, after)
+    print(f"{ROUNDS} releases, {ROUNDS // 2} rollbacks in {time.monotonic() - started:.0f} s")
     assert load.failed == after.failed == []
     assert state.failed == 0
+
+
+def tell(after: str, *loads: Load) -> None:
+    """A line of figures, counted from the start."""
+    total, failed, cut = (sum(part) for part in zip(*((i.total, len(i.failed), i.cut) for i in loads), strict=True))
+    print(f"{after:<24}{total:>10}{failed:>8}{cut:>13}", flush=True)
