@@ -127,7 +127,8 @@ def _seaweedfs() -> Service:
 
 def _prefect(profile: Profile) -> Service:
     def command(port: int) -> list[str]:
-        return [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)]
+        start = [sys.executable, "-m", "infra.services.prefect_server", "server", "start"]
+        return [*start, "--host", LOOPBACK, "--port", str(port)]
 
     env = {
         "PREFECT_API_DATABASE_TIMEOUT": "60",  # s; SQLite on a machine whose cores are all busy
