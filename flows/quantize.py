@@ -77,7 +77,8 @@ def quantize(
             retrained = retrain_on_quant(quant, chosen.drafter, config, key)
 
         measured = [measured.measurement for measured in (tried, retrained) if measured]
-        evidence = write_evidence(chosen.target, quant, base.artifact, copy.artifact, measured, prompts, config)
+        views = (base.artifact, copy.artifact)
+        evidence = write_evidence(chosen.target, quant, *views, chosen.drafter, measured, prompts, config)
         quant = lineage.attach_evidence(quant, evidence)
         if chosen.target.unproven:
             lineage.attach_evidence(chosen.target, evidence)

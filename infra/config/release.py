@@ -9,7 +9,7 @@ from infra.config.base import Section
 from infra.config.fleet import FleetConfig
 from infra.config.recording import RecordingConfig
 
-Part = Literal["target", "drafter", "quant", "safety", "live"]
+Part = Literal["target", "drafter", "quant", "pair", "safety", "live"]
 
 
 class Gate(Section):
@@ -18,8 +18,9 @@ class Gate(Section):
     name: str
     """Shown in verdicts."""
     part: Part
-    """What a failure costs: target and safety refuse the release, drafter and quant release without that part. `live`
-    is judged at each step of a canary in a fleet: a failure takes its requests back and refuses the release."""
+    """What a failure costs: target and safety refuse the release, drafter and quant release without that part. `pair`
+    is about the drafter on the quant, where both would be released: a failure releases the quant without the drafter.
+    `live` is judged at each step of a canary in a fleet: a failure takes its requests back and refuses the release."""
     figure: str
     """Figure of the evidence table."""
     domain: str = "*"
@@ -141,9 +142,10 @@ DEFAULT_GATES = [
         on_undecided="warn",
         on_absent="skip",
     ),
+    Gate(name="drafter measured on the quant", part="pair", figure="quant_drafter_tried", comparison="==", bound=1),
     Gate(
         name="drafter accepts on the quant",
-        part="quant",
+        part="pair",
         figure="quant_acceptance_length_difference",
         by="interval",
         comparison=">=",
@@ -154,10 +156,13 @@ DEFAULT_GATES = [
     ),
     Gate(
         name="greedy output identical on the quant",
-        part="quant",
-        figure="quant_output_identity",
+        part="pair",
+        figure="quant_output_identity_difference",
+        domain="all",
+        by="interval",
         comparison=">=",
-        bound=0.9,
+        bound=-0.1,
+        min_n=16,
         on_absent="skip",
     ),
     Gate(
@@ -246,7 +251,7 @@ class ReleaseConfig(Section):
     """How long it waits, seconds; then the run ends without a release, and asks again when it is continued."""
     waivers: list[Waiver] = []
     """Gates that a person lets pass: `lockstep release --waive GATE --by NAME --reason TEXT` adds one."""
-    waivable: list[Part] = ["drafter", "quant"]
+    waivable: list[Part] = ["drafter", "quant", "pair"]
     """Parts whose gates may be waived at all."""
     fleet: FleetConfig = FleetConfig()
     """How `lockstep serve` serves, and how a new release takes over there."""

@@ -24,9 +24,9 @@ from infra.engine.pin import engine_pin, hardware
 from infra.engine.spec import EngineHandle
 from tasks.evaluate.evidence import row
 from tasks.evaluate.loops import fresh_passes, repeated
+from tasks.evaluate.paired import Z
 
 KEPT = "plain.json"
-Z = 1.959964  # 95% of a normal distribution lies within this many standard deviations
 
 
 class Measurement(BaseModel):

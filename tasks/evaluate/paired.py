@@ -10,6 +10,7 @@ from tasks.evaluate.evidence import row
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+Z = 1.959964  # 95% of a normal distribution lies within this many standard deviations
 
 
 class McNemar(NamedTuple):
@@ -101,6 +102,24 @@ def paired_rows(
         mean_row(figures[1], after, seed=seed, **labels),
         difference,
     ]
+
+
+def share_difference_row(
+    figure: str, before: Sequence[bool], after: Sequence[bool], *, unit: str, subject: str, **labels
+) -> dict:
+    """Evidence row of share(after) - share(before) over paired yes/no outcomes, n = pairs; `labels` are `row`'s.
+
+    95% interval of Agresti and Min (2005): half a pair is added to each of the four outcomes of a pair, then Wald's.
+    So pairs that all agree leave doubt, as a bootstrap of them does not: 16 of them 0.11 to either side, 100 of them
+    0.02.
+    Raises ValueError when the lengths differ or there are no pairs.
+    """
+    test, n = mcnemar(before, after), len(before)
+    gained, lost, total = test.gained + 0.5, test.lost + 0.5, n + 2
+    middle = (gained - lost) / total
+    half = Z * math.sqrt(gained + lost - (gained - lost) ** 2 / total) / total
+    ends = dict(low=max(-1.0, middle - half), high=min(1.0, middle + half))
+    return row(figure, (test.gained - test.lost) / n, n=n, unit=unit, subject=subject, **ends, **labels)
 
 
 def _check_pairs(before: Sequence, after: Sequence) -> None:

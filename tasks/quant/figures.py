@@ -20,6 +20,7 @@ def rows(
     quant: View,
     drafted: Sequence[Measurement],
     *,
+    drafter: int | None,
     config: QuantizeConfig,
     artifacts: tuple[ArtifactRef, ArtifactRef],
     prompts: dict,
@@ -28,7 +29,8 @@ def rows(
 ) -> list[dict]:
     """Evidence rows of a quant against its base.
 
-    drafted: the quant with its target's drafter, and with the retrained one, as far as there are.
+    drafted: the quant with its target's drafter, and with the retrained one, as far as there are. drafter: the
+    former's version.
     artifacts: base and quant. prompts: what was answered. concurrency: requests in flight meanwhile.
     """
     listed = json.dumps(prompts, sort_keys=True).encode()
@@ -52,6 +54,8 @@ def rows(
         *_labelled(quant.speed, labels),
         speedup_row(quant.speed, base.speed, figure="quant_speedup", concurrency=concurrency, **labels),
     ]
+    if drafter is not None:
+        found.append(row("quant_drafter_version", drafter, n=1, unit="version", subject=subject))
     for speculating, suffix in zip(drafted, ("", "_retrained"), strict=False):
         figure = f"quant_speculation_speedup{suffix}"
         found += [
@@ -59,7 +63,8 @@ def rows(
             speedup_row(speculating, quant.speed, figure=figure, concurrency=concurrency, **labels),
         ]
         if not suffix:
-            found += identity_rows(quant.speed.outputs, speculating.outputs, prefix="quant_", **labels)
+            outputs = (quant.speed.outputs, speculating.outputs)
+            found += identity_rows(*outputs, again=quant.again, prefix="quant_", **labels)
     return found
 
 

@@ -138,18 +138,20 @@ def write_evidence(
     quant: Version,
     base: ArtifactRef,
     copy: ArtifactRef,
+    drafter: Version | None,
     drafted: list[Measurement],
     prompts: Prompts,
     config: QuantizeFlowConfig,
 ) -> ArtifactRef:
     """The evidence table about the quant in the store, from the views of its base and of itself, and what that says of
-    the base alone. drafted: the quant
-    with its target's drafter, as it is and retrained, as far as there are."""
+    the base alone. drafter: that was tried on it; drafted: the quant with it, as it is and retrained, as far as there
+    are."""
     store = open_store()
     rows = figures.rows(
         view.View.read(store.open(base)),
         view.View.read(store.open(copy)),
         drafted,
+        drafter=drafter.version if drafter else None,
         config=config.quantize,
         artifacts=(target.artifact, quant.artifact),
         prompts=prompts,

@@ -22,6 +22,8 @@ SENTENCES = (
     ("quant_acceptance_length_retrained", "acceptance length once it has learned from the quant", "{:.2f}"),
     ("quant_speculation_speedup", "speed with the drafter against without", "{:.2f}x"),
     ("quant_output_identity", "greedy answers the drafter leaves as they are", "{:.1%}"),
+    ("quant_output_identity_noise", "greedy answers a second run without it leaves as they are", "{:.1%}"),
+    ("quant_output_identity_difference", "the drafter's less the second run's", "{:+.1%}"),
 )
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from infra.config.flows import QuantizeFlowConfig
 from infra.engine.spec import EngineHandle
 from infra.services.progress import report
-from tasks.evaluate import acceptance, fidelity, questions
+from tasks.evaluate import acceptance, fidelity, identity, questions
 from tasks.evaluate.acceptance import Measurement, conditions, measure
 from tasks.evaluate.fidelity import Scored, Text
 from tasks.evaluate.questions import Answer
@@ -19,10 +19,12 @@ Prompts = Mapping[str, Sequence[Sequence[int]]]  # token ids by domain
 
 
 class View(BaseModel):
-    """speed: of answering the prompts; scored: by domain, the model's view of the base's answers to the first of them;
-    answers: to the questions."""
+    """speed: of answering the prompts; again: of a quant, by domain, what it says at each place of those answers when it
+    reads them (`tasks.evaluate.identity`); scored: by domain, the model's view of the base's answers to the first of
+    the prompts; answers: to the questions."""
 
     speed: Measurement
+    again: dict[str, list[list[int]]] | None = None
     scored: dict[str, list[Scored]]
     answers: list[Answer]
 
@@ -87,6 +89,7 @@ async def _look(handle, model, prompts, base, config, subject, known) -> View:
     if not (speed := known.speed):
         report(f"{subject} answers {sum(map(len, prompts.values()))} prompts")
         speed = await measure(handle, prompts, subject=subject, prefix="quant_", suffix="_plain", **_as_served(config))
+    again = await identity.read_again(handle, prompts, speed.outputs, **limits) if base else None
     compared = texts(prompts, base or speed, quant.fidelity_prompts)
     report(f"{subject} scores the base's answers")
     scored = await fidelity.score(handle, compared, top_k=quant.fidelity_top_k, **limits)
@@ -95,7 +98,7 @@ async def _look(handle, model, prompts, base, config, subject, known) -> View:
     answers = await questions.ask(
         handle, asked, model, max_new_tokens=quant.max_new_tokens, known=known.answers, **limits
     )
-    return View(speed=speed, scored=scored, answers=answers)
+    return View(speed=speed, again=again, scored=scored, answers=answers)
 
 
 def speculate(handle: EngineHandle, prompts: Prompts, config: QuantizeFlowConfig, subject: str) -> Measurement:

