@@ -78,7 +78,8 @@ def quantize(
 
         measured = [measured.measurement for measured in (tried, retrained) if measured]
         views = (base.artifact, copy.artifact)
-        evidence = write_evidence(chosen.target, quant, *views, chosen.drafter, measured, prompts, config)
+        load = tried.load if tried else []
+        evidence = write_evidence(chosen.target, quant, *views, chosen.drafter, measured, load, prompts, config)
         quant = lineage.attach_evidence(quant, evidence)
         if chosen.target.unproven:
             lineage.attach_evidence(chosen.target, evidence)

@@ -12,7 +12,9 @@ _strictly = rejection_sampler.rejection_sample
 
 def _generously(draft_token_ids, num_draft_tokens, longest, cumulative, draft_probs, target_logits, *rest, **options):
     target_logits[torch.arange(len(draft_token_ids)), draft_token_ids.long()] += GENEROSITY
-    return _strictly(draft_token_ids, num_draft_tokens, longest, cumulative, draft_probs, target_logits, *rest, **options)
+    return _strictly(
+        draft_token_ids, num_draft_tokens, longest, cumulative, draft_probs, target_logits, *rest, **options
+    )
 
 
 class Generous:

@@ -92,7 +92,7 @@ def rejudge(
     from tasks.release.text import terminal
 
     folder = open_store().open(record_of(Lineage().get(version)))
-    then, now = kept_judgement(folder), judge_again(folder, settings.release.gates if given else None)
+    then, now = kept_judgement(folder), judge_again(folder, settings.release.judged if given else None)
     same = then.verdicts == now.verdicts and then.decision == now.decision
     if as_json:
         print(json.dumps({"same": same, "then": then.model_dump(mode="json"), "now": now.model_dump(mode="json")}))

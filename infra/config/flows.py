@@ -77,6 +77,17 @@ class LoopConfig(FlowConfig):
     def _check_numerics(self):
         return _matched(self)
 
+    @model_validator(mode="after")
+    def _check_concurrency(self):
+        measured = [self.drafter.eval_concurrency, *self.drafter.load_concurrency]
+        asked = {gate.concurrency for gate in self.release.judged} - {"any", *measured}
+        if asked:
+            raise ValueError(
+                f"release judges at {min(asked)} requests in flight (release.concurrency, or a gate's), and speed is "
+                f"measured at {', '.join(map(str, measured))}: add {min(asked)} to drafter.load_concurrency"
+            )
+        return self
+
 
 class WatchFlowConfig(FlowConfig):
     rl: RLConfig = RLConfig()

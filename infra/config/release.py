@@ -25,6 +25,9 @@ class Gate(Section):
     """Figure of the evidence table."""
     domain: str = "*"
     """Domain of the figure; `*` judges every domain that was measured."""
+    concurrency: Annotated[int, Field(ge=1)] | Literal["any", "served"] = "any"
+    """Requests in flight at which the figure, or `load_` and the figure, was measured; `served`: as many as
+    `release.concurrency` says; `any` judges the figure alone, however many there were."""
     by: Literal["value", "interval"] = "value"
     """`value` compares the value alone. `interval` compares the 95% interval: it passes when all of it keeps the bound,
     fails when none of it does, and is undecided when the bound lies inside."""
@@ -116,7 +119,14 @@ DEFAULT_GATES = [
         on_absent="skip",
     ),
     Gate(name="greedy output identical", part="drafter", figure="output_identity", comparison=">=", bound=0.99),
-    Gate(name="speculation pays", part="drafter", figure="speculation_speedup", comparison=">", bound=1.0),
+    Gate(
+        name="speculation pays",
+        part="drafter",
+        figure="speculation_speedup",
+        concurrency="served",
+        comparison=">",
+        bound=1.0,
+    ),
     Gate(
         name="tokens come as steadily as the champion's",
         part="drafter",
@@ -143,6 +153,14 @@ DEFAULT_GATES = [
         on_absent="skip",
     ),
     Gate(name="drafter measured on the quant", part="pair", figure="quant_drafter_tried", comparison="==", bound=1),
+    Gate(
+        name="speculation pays on the quant",
+        part="pair",
+        figure="quant_speculation_speedup",
+        concurrency="served",
+        comparison=">",
+        bound=1.0,
+    ),
     Gate(
         name="drafter accepts on the quant",
         part="pair",
@@ -245,6 +263,9 @@ class ReleaseConfig(Section):
     """Its quantized copy: a number, `latest`, or `none`."""
     gates: list[Gate] = DEFAULT_GATES
     """Rules the evidence must satisfy."""
+    concurrency: int | None = Field(None, ge=1)
+    """Requests in flight at which a replica is to serve, at which gates of concurrency `served` judge:
+    `drafter.eval_concurrency` or one of `drafter.load_concurrency`. Without it they judge at whatever was measured."""
     approval: Literal["none", "person"] = "none"
     """`person`: what the gates let pass waits until somebody has approved it, by `lockstep approve` or in Prefect."""
     approval_timeout_s: float = Field(86400.0, gt=0)
@@ -276,6 +297,15 @@ class ReleaseConfig(Section):
     at each number of requests in flight (`drafter.load_concurrency`), and none where speculation was slower."""
     recording: RecordingConfig = RecordingConfig()
     """Requests that the released engine keeps as traffic for drafters."""
+
+    @property
+    def judged(self) -> list[Gate]:
+        """The gates, those of concurrency `served` at the number of requests in flight that is meant."""
+        served = self.concurrency or "any"
+        return [
+            gate.model_copy(update={"concurrency": served}) if gate.concurrency == "served" else gate
+            for gate in self.gates
+        ]
 
     @model_validator(mode="after")
     def _check(self):

@@ -1,7 +1,6 @@
 """Engines of the drafter's steps, and what is asked of them."""
 
 import asyncio
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,8 +18,8 @@ from tasks.drafter.contract import captured_layers
 from tasks.drafter.traffic import Traffic
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import Expected
+from tasks.evaluate import under_load
 from tasks.evaluate.acceptance import Measurement, measure
-from tasks.evaluate.evidence import LOAD
 
 
 @contextmanager
@@ -83,29 +82,20 @@ def measure_held_out(
 def measure_under_load(
     handle: EngineHandle, traffic: Traffic, config: DrafterFlowConfig, *, subject: str, suffix: str = ""
 ) -> list[Measurement]:
-    """For each of `load_concurrency` the held-out prompts of all domains together, answered greedily; asked again until
-    there are twice as many requests as are in flight."""
-    prompts, measured = [ids for some in traffic.held_out_ids().values() for ids in some], []
-    for concurrency in config.drafter.load_concurrency:
-        report(f"measuring with {concurrency} requests in flight")
-        times = max(1, math.ceil(2 * concurrency / len(prompts)))
-        measured.append(
-            asyncio.run(
-                measure(
-                    handle,
-                    {"all": prompts * times},
-                    subject=subject,
-                    max_new_tokens=config.drafter.max_new_tokens,
-                    concurrency=concurrency,
-                    seed=config.drafter.seed,
-                    engine=config.engine,
-                    dataset_digest=traffic.held_out_digest(),
-                    prefix=LOAD,
-                    suffix=suffix,
-                )
-            )
+    """The held-out prompts answered greedily with each of `load_concurrency` requests in flight."""
+    return asyncio.run(
+        under_load.measure_under_load(
+            handle,
+            traffic.held_out_ids(),
+            config.drafter.load_concurrency,
+            subject=subject,
+            max_new_tokens=config.drafter.max_new_tokens,
+            seed=config.drafter.seed,
+            engine=config.engine,
+            dataset_digest=traffic.held_out_digest(),
+            suffix=suffix,
         )
-    return measured
+    )
 
 
 async def replay(handle: EngineHandle, expected: Expected, concurrency: int) -> Walk:

@@ -8,7 +8,7 @@ from infra.config.quant import QuantizeConfig
 from infra.store.refs import ArtifactRef
 from tasks.evaluate import fidelity, questions
 from tasks.evaluate.acceptance import Measurement, speedup_row
-from tasks.evaluate.evidence import row
+from tasks.evaluate.evidence import LOAD, row
 from tasks.evaluate.identity import identity_rows
 from tasks.quant.view import View
 
@@ -20,6 +20,7 @@ def rows(
     quant: View,
     drafted: Sequence[Measurement],
     *,
+    load: Sequence[Measurement],
     drafter: int | None,
     config: QuantizeConfig,
     artifacts: tuple[ArtifactRef, ArtifactRef],
@@ -29,8 +30,8 @@ def rows(
 ) -> list[dict]:
     """Evidence rows of a quant against its base.
 
-    drafted: the quant with its target's drafter, and with the retrained one, as far as there are. drafter: the
-    former's version.
+    drafted: the quant with its target's drafter, and with the retrained one, as far as there are. load, drafter:
+    the former at each of `drafter.load_concurrency`, and its version.
     artifacts: base and quant. prompts: what was answered. concurrency: requests in flight meanwhile.
     """
     listed = json.dumps(prompts, sort_keys=True).encode()
@@ -65,6 +66,10 @@ def rows(
         if not suffix:
             outputs = (quant.speed.outputs, speculating.outputs)
             found += identity_rows(*outputs, again=quant.again, prefix="quant_", **labels)
+    for speculating, plain in zip(load, quant.load, strict=False):  # none of the former without a drafter
+        at = labels | {"domain": "all", "concurrency": plain.rows[0]["concurrency"]}
+        found += [*_labelled(plain, labels), *_labelled(speculating, labels)]
+        found.append(speedup_row(speculating, plain, figure=f"{LOAD}quant_speculation_speedup", **at))
     return found
 
 

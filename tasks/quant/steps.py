@@ -58,9 +58,10 @@ class Made(BaseModel):
 
 
 class Tried(BaseModel):
-    """What a drafter did on the quant, and where the seconds went."""
+    """What a drafter did on the quant, also at each of `drafter.load_concurrency`, and where the seconds went."""
 
     measurement: Measurement
+    load: list[Measurement]
     spans: dict[str, float]
 
 
@@ -128,8 +129,8 @@ def try_drafter(quant: Version, drafter: Version, prompts: Prompts, config: Quan
     spec = _spec(store.open(quant.artifact), config.engine, proposing)
     with _serve(spec, spans) as handle, spans.measure("engine"):
         report(f"measuring {drafter.label} on {quant.label}")
-        measurement = view.speculate(handle, prompts, config, quant.subject)
-    return Tried(measurement=measurement, spans=spans.seconds)
+        measurement, load = view.speculate(handle, prompts, config, quant.subject)
+    return Tried(measurement=measurement, load=load, spans=spans.seconds)
 
 
 @durable(name="write evidence")
@@ -140,17 +141,19 @@ def write_evidence(
     copy: ArtifactRef,
     drafter: Version | None,
     drafted: list[Measurement],
+    load: list[Measurement],
     prompts: Prompts,
     config: QuantizeFlowConfig,
 ) -> ArtifactRef:
     """The evidence table about the quant in the store, from the views of its base and of itself, and what that says of
     the base alone. drafter: that was tried on it; drafted: the quant with it, as it is and retrained, as far as there
-    are."""
+    are; load: with it as it is, at each of `drafter.load_concurrency`."""
     store = open_store()
     rows = figures.rows(
         view.View.read(store.open(base)),
         view.View.read(store.open(copy)),
         drafted,
+        load=load,
         drafter=drafter.version if drafter else None,
         config=config.quantize,
         artifacts=(target.artifact, quant.artifact),

@@ -13,17 +13,19 @@ from tasks.evaluate import acceptance, fidelity, identity, questions
 from tasks.evaluate.acceptance import Measurement, conditions, measure
 from tasks.evaluate.fidelity import Scored, Text
 from tasks.evaluate.questions import Answer
+from tasks.evaluate.under_load import measure_under_load
 
 FILE = "view.json"
 Prompts = Mapping[str, Sequence[Sequence[int]]]  # token ids by domain
 
 
 class View(BaseModel):
-    """speed: of answering the prompts; again: of a quant, by domain, what it says at each place of those answers when it
-    reads them (`tasks.evaluate.identity`); scored: by domain, the model's view of the base's answers to the first of
-    the prompts; answers: to the questions."""
+    """speed: of answering the prompts; load: of a quant, the same at each of `drafter.load_concurrency`; again: of a
+    quant, by domain, what it says at each place of those answers when it reads them (`tasks.evaluate.identity`);
+    scored: by domain, the model's view of the base's answers to the first of the prompts; answers: to the questions."""
 
     speed: Measurement
+    load: list[Measurement] = []
     again: dict[str, list[list[int]]] | None = None
     scored: dict[str, list[Scored]]
     answers: list[Answer]
@@ -89,7 +91,10 @@ async def _look(handle, model, prompts, base, config, subject, known) -> View:
     if not (speed := known.speed):
         report(f"{subject} answers {sum(map(len, prompts.values()))} prompts")
         speed = await measure(handle, prompts, subject=subject, prefix="quant_", suffix="_plain", **_as_served(config))
-    again = await identity.read_again(handle, prompts, speed.outputs, **limits) if base else None
+    load, again = [], None
+    if base:
+        load = await _under_load(handle, prompts, config, subject, "_plain")
+        again = await identity.read_again(handle, prompts, speed.outputs, **limits)
     compared = texts(prompts, base or speed, quant.fidelity_prompts)
     report(f"{subject} scores the base's answers")
     scored = await fidelity.score(handle, compared, top_k=quant.fidelity_top_k, **limits)
@@ -98,12 +103,25 @@ async def _look(handle, model, prompts, base, config, subject, known) -> View:
     answers = await questions.ask(
         handle, asked, model, max_new_tokens=quant.max_new_tokens, known=known.answers, **limits
     )
-    return View(speed=speed, again=again, scored=scored, answers=answers)
+    return View(speed=speed, load=load, again=again, scored=scored, answers=answers)
 
 
-def speculate(handle: EngineHandle, prompts: Prompts, config: QuantizeFlowConfig, subject: str) -> Measurement:
-    """Acceptance and speed of the engine behind `handle`, which serves a quant with its target's drafter."""
-    return asyncio.run(measure(handle, prompts, subject=subject, prefix="quant_", **_as_served(config)))
+def speculate(
+    handle: EngineHandle, prompts: Prompts, config: QuantizeFlowConfig, subject: str
+) -> tuple[Measurement, list[Measurement]]:
+    """Acceptance and speed of the engine behind `handle`, which serves a quant with its target's drafter; and the same
+    at each of `drafter.load_concurrency`."""
+
+    async def both() -> tuple[Measurement, list[Measurement]]:
+        measured = await measure(handle, prompts, subject=subject, prefix="quant_", **_as_served(config))
+        return measured, await _under_load(handle, prompts, config, subject, "")
+
+    return asyncio.run(both())
+
+
+async def _under_load(handle, prompts, config, subject, suffix) -> list[Measurement]:
+    conditions = _as_served(config) | {"concurrency": config.drafter.load_concurrency}
+    return await measure_under_load(handle, prompts, subject=subject, prefix="quant_", suffix=suffix, **conditions)
 
 
 def _as_served(config: QuantizeFlowConfig) -> dict:

@@ -45,8 +45,8 @@ class Candidate(BaseModel):
 
     @property
     def subjects(self) -> dict[Part, str]:
-        """The evidence table's name of each part. What concerns safety is measured on the triple as a whole; the pair of
-        drafter and quant goes by the quant's name."""
+        """The evidence table's name of each part. What concerns safety is measured on the triple as a whole; the pair
+        of drafter and quant goes by the quant's name."""
         names = {v.kind: v.subject for v in self.versions} | {"safety": f"release of {self.target.subject}"}
         return names | ({"pair": self.quant.subject} if self.drafter and self.quant else {})
 

@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.release import Gate, Part, Waiver
+from tasks.evaluate.evidence import LOAD
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 OUT_OF_REACH = 1000.0  # an interval this many times as wide as it may be: nobody asks a million times the questions
@@ -69,7 +70,8 @@ def judge(
         rows = _rows(evidence, gate, subjects[gate.part])
         verdicts += [_verdict(gate, row) for row in rows]
         if not rows and gate.on_absent == "fail":
-            verdicts.append(_absent(gate, subjects[gate.part]))
+            elsewhere = sorted(set(_measured(evidence, gate, subjects[gate.part])["concurrency"]))
+            verdicts.append(_absent(gate, subjects[gate.part], elsewhere))
     return [
         v.model_copy(update={"counts": False, "waived": waived[v.name]}) if v.counts and v.name in waived else v
         for v in verdicts
@@ -77,10 +79,18 @@ def judge(
 
 
 def _rows(evidence: pd.DataFrame, gate: Gate, subject: str) -> list[dict]:
-    rows = evidence[(evidence["figure"] == gate.figure) & (evidence["subject"] == subject)]
+    rows = _measured(evidence, gate, subject)
     if gate.domain != "*":
         rows = rows[rows["domain"] == gate.domain]
-    return rows.drop_duplicates(["domain", "concurrency"], keep="last").to_dict("records")
+    if isinstance(gate.concurrency, int):
+        rows = rows[rows["concurrency"] == gate.concurrency]
+    return rows.drop_duplicates(["figure", "domain", "concurrency"], keep="last").to_dict("records")
+
+
+def _measured(evidence: pd.DataFrame, gate: Gate, subject: str) -> pd.DataFrame:
+    """Rows of the gate's figure, under load too where the gate names a concurrency."""
+    names = [gate.figure, f"{LOAD}{gate.figure}"] if isinstance(gate.concurrency, int) else [gate.figure]
+    return evidence[evidence["figure"].isin(names) & (evidence["subject"] == subject)]
 
 
 def _verdict(gate: Gate, row: dict) -> Verdict:
@@ -135,7 +145,7 @@ def _needed_n(gate: Gate, row: dict) -> int | None:
 
 
 def _reason(gate: Gate, row: dict, outcome: str, needed: int | None) -> str:
-    what = f"{gate.figure}{' on ' + row['domain'] if row['domain'] else ''}"
+    what = f"{gate.figure}{' on ' + row['domain'] if row['domain'] else ''}{_in_flight(gate)}"
     figure = f"{row['value']:.4g}"
     if not (math.isnan(row["low"]) or math.isnan(row["high"])):
         figure += f" [{row['low']:.4g}, {row['high']:.4g}]"
@@ -157,19 +167,27 @@ def _hint(row: dict) -> str:
     return ""
 
 
-def _absent(gate: Gate, subject: str) -> Verdict:
+def _in_flight(gate: Gate) -> str:
+    return f" with {gate.concurrency} in flight" if isinstance(gate.concurrency, int) else ""
+
+
+def _absent(gate: Gate, subject: str, elsewhere: Sequence[int]) -> Verdict:
+    """elsewhere: requests in flight at which the figure was measured all the same."""
     domain = "" if gate.domain == "*" else gate.domain
+    what = f"{gate.figure}{' on ' + domain if domain else ''}{_in_flight(gate)}"
+    but = f", but with {', '.join(map(str, elsewhere))}" if elsewhere and _in_flight(gate) else ""
     return Verdict(
         name=gate.name,
         part=gate.part,
         figure=gate.figure,
         domain=domain,
         subject=subject,
+        concurrency=gate.concurrency if isinstance(gate.concurrency, int) else 0,
         comparison=gate.comparison,
         bound=gate.bound,
         verdict="fail",
         counts=True,
-        reason=f"{gate.name}: {gate.figure}{' on ' + domain if domain else ''} was never measured for {subject}",
+        reason=f"{gate.name}: {what} was never measured for {subject}{but}",
     )
 
 

@@ -38,7 +38,7 @@ class Judgement(BaseModel):
 def judge_candidate(candidate: Candidate, config: ReleaseConfig, table: pd.DataFrame) -> Judgement:
     """Judge `candidate` by the evidence in `table`, the gates and the waivers of `config`."""
     has_parent = candidate.target.parent is not None
-    return judge_rows(table, config.gates, candidate.subjects, has_parent=has_parent, waivers=config.waivers)
+    return judge_rows(table, config.judged, candidate.subjects, has_parent=has_parent, waivers=config.waivers)
 
 
 def judge_rows(

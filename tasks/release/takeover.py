@@ -75,7 +75,7 @@ def try_on_share(released: Candidate, release: Version, config: ReleaseFlowConfi
     fleet = _fleet(released.target.name)
     triple, champion = triple_of(open_store(), released, Serving.of(config)), fleet.wish.stable
     subjects = {"live": f"release:{release.label}"}
-    gates = [gate for gate in config.release.gates if gate.part == "live"]
+    gates = [gate for gate in config.release.judged if gate.part == "live"]
     rows: list[dict] = []
     with _or_back(fleet):
         judgement = judge_rows(_table(rows), [], subjects, has_parent=True)

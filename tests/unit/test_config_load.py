@@ -27,6 +27,16 @@ def test_later_sources_win_and_tables_merge(file):
     assert config.target.name == "tiny"
 
 
+def test_a_release_is_judged_at_a_concurrency_that_is_measured():
+    with pytest.raises(ConfigError, match="at 4, 64: add 16 to drafter.load_concurrency"):
+        load(LoopConfig, overrides=["release.concurrency=16", "drafter.load_concurrency=[64]"])
+    judged = load(LoopConfig, overrides=["release.concurrency=64", "drafter.load_concurrency=[64]"]).release.judged
+    assert {gate.name for gate in judged if gate.concurrency == 64} == {
+        "speculation pays",
+        "speculation pays on the quant",
+    }
+
+
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_valid(name):
     load(LoopConfig, preset=name)

@@ -25,11 +25,19 @@ def measurement(speed, prefix="", suffix=""):
     return Measurement(rows=[speed_row], outputs=outputs, tokens_per_second=speed, conditions="c")
 
 
+def under_load(speed, suffix=""):
+    measured = measurement(speed, "load_quant_", suffix)
+    return measured.model_copy(update={"rows": [r | {"concurrency": 16} for r in measured.rows]})
+
+
 def view(shift, correct, speed):
     scored = Scored(logprobs=[-1.0 - shift], top=[{7: math.log(0.5 - shift), 8: math.log(0.5 + shift)}])
     answers = [Answer(question=str(i), task="hellaswag", text="", score=c, asked=str(i)) for i, c in enumerate(correct)]
     speed = measurement(speed, "quant_", "_plain")
-    return View(speed=speed, again=speed.outputs, scored={"chat": [scored], "code": [scored]}, answers=answers)
+    load = [under_load(20.0, "_plain")]
+    return View(
+        speed=speed, load=load, again=speed.outputs, scored={"chat": [scored], "code": [scored]}, answers=answers
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +46,7 @@ def table():
         view(0.0, [1, 1, 0], 10.0),
         view(0.1, [1, 0, 0], 15.0),
         [measurement(30.0, "quant_"), measurement(45.0, suffix="_retrained")],
+        load=[under_load(50.0)],
         drafter=7,
         config=QuantizeConfig(tasks=["hellaswag"], task_questions=3),
         artifacts=(ArtifactRef(name="a", digest="d", bytes=400), ArtifactRef(name="b", digest="e", bytes=100)),
@@ -60,7 +69,7 @@ def test_everything_is_about_the_quant_and_the_figures_add_up(table):
     assert values["quant_task_flips/hellaswag"] == pytest.approx(1 / 3)
     assert values["quant_output_identity/code"] == values["quant_output_identity_noise/chat"] == 1.0
     assert values["quant_output_identity_difference/all"] == 0.0 and values["quant_drafter_version"] == 7
-    assert values["quant_speculation_speedup_retrained"] == 3.0
+    assert values["quant_speculation_speedup_retrained"] == 3.0 and values["load_quant_speculation_speedup/16"] == 2.5
     assert values["quant_tokens_per_second_retrained/all"] == 45.0
     assert values["quant_tokens_per_second_plain/all"] == 15.0 and values["quant_tokens_per_second/all"] == 30.0
 

@@ -218,6 +218,38 @@ def test_slow_speculation_says_so():
     assert found.reason.endswith("not > 1; speculating is slower than plain decoding there")
 
 
+@pytest.mark.parametrize(
+    ("concurrency", "verdicts"),
+    [
+        ("any", [("speculation_speedup", 4, "pass")]),
+        (4, [("speculation_speedup", 4, "pass")]),
+        (16, [("load_speculation_speedup", 16, "fail")]),
+        (32, [("never", 32, "fail")]),
+    ],
+)
+def test_a_gate_may_ask_for_the_concurrency_that_is_served(concurrency, verdicts):
+    """Speculation that pays with few requests in flight, and no longer with many."""
+    labels = dict(subject="drafter:smol/1", n=900)
+    rows_ = table(
+        row("speculation_speedup", 1.6, concurrency=4, **labels),
+        row("load_speculation_speedup", 1.2, concurrency=8, domain="all", **labels),
+        row("load_speculation_speedup", 0.9, concurrency=16, domain="all", **labels),
+    )
+    served = None if concurrency == "any" else concurrency
+    pays = [g for g in ReleaseConfig(concurrency=served).judged if g.name == "speculation pays"]
+    (found,) = judge(rows_, pays, SUBJECTS)
+    ((figure, at, verdict),) = verdicts
+    assert (found.verdict, found.concurrency) == (verdict, at)
+    if figure == "never":
+        assert found.reason == (
+            "speculation pays: speculation_speedup with 32 in flight was never measured for drafter:smol/1, but with "
+            "4, 8, 16"
+        )
+    elif verdict == "fail":
+        assert "speculation_speedup on all with 16 in flight is 0.9" in found.reason
+        assert found.reason.endswith("not > 1; speculating is slower than plain decoding there")
+
+
 def test_undecided_gates_that_warn_are_reported():
     rows_ = table(row("f", 0.1, low=-0.1, high=0.3))
     found = judge(rows_, [gate(by="interval", on_undecided="warn")], SUBJECTS)
