@@ -11,7 +11,8 @@ import pytest
 
 from infra.config.fleet import FleetConfig
 from infra.config.flows import ReleaseFlowConfig
-from infra.config.release import Gate, Golden, ReleaseConfig
+from infra.config.gates import Gate
+from infra.config.release import Golden, ReleaseConfig
 from infra.config.target import EngineConfig, TargetConfig
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import Version

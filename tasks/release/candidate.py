@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from infra.config.release import Part
+from infra.config.gates import Part
 from infra.engine.pin import engine_pin, hardware
 from infra.lineage.check import check
 from infra.lineage.lineage import Lineage

@@ -8,7 +8,8 @@ from typing import Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.config.release import Gate, Part, Waiver
+from infra.config.gates import Gate, Part
+from infra.config.release import Waiver
 from tasks.evaluate.evidence import LOAD
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from infra.config.release import Gate, Part, ReleaseConfig, Waiver
+from infra.config.gates import Gate, Part
+from infra.config.release import ReleaseConfig, Waiver
 from infra.lineage.versions import LineageError, Version
 from infra.store.base import Store
 from infra.store.refs import ArtifactRef

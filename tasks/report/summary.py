@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, computed_field, model_validator
 
-from infra.config.release import Part
+from infra.config.gates import Part
 
 SPAN_KINDS = ("engine_start", "engine", "trainer", "sync", "quantize")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from infra.config.gates import DEFAULT_GATES
 from infra.config.quant import QuantizeConfig
-from infra.config.release import DEFAULT_GATES
 from infra.engine.spec import EngineSpec, Role, Speculation
 from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import measure

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.config.release import DEFAULT_GATES
+from infra.config.gates import DEFAULT_GATES
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import Version
 from infra.store.local import LocalStore

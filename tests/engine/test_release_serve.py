@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from infra.config.flows import ReleaseFlowConfig
-from infra.config.release import Gate, ReleaseConfig
+from infra.config.gates import Gate
+from infra.config.release import ReleaseConfig
 from infra.config.target import EngineConfig, TargetConfig
 from infra.engine.spec import EngineSpec, Role
 from infra.lineage.aliases import aliases

@@ -8,7 +8,7 @@ import pytest
 from served import GATES, api_server, model, release, serving, settings
 from traffic import Load
 
-from infra.config.release import Gate
+from infra.config.gates import Gate
 from infra.lineage.aliases import aliases
 from infra.lineage.check import check
 from infra.services import local, supervise

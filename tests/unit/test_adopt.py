@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from flows.adopt import adopt_drafter, adopt_quant, adopt_target
-from infra.config.release import DEFAULT_GATES
+from infra.config.gates import DEFAULT_GATES
 from infra.lineage.check import check
 from infra.lineage.lineage import Lineage
 from infra.lineage.versions import LineageError

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from infra.config.release import DEFAULT_GATES, Gate, ReleaseConfig, Waiver
+from infra.config.gates import DEFAULT_GATES, Gate
+from infra.config.release import ReleaseConfig, Waiver
 from infra.lineage.versions import Version
 from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
