@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows.outcome import Outcome, run_name
 from flows.pages import show_page, show_table
-from flows.traffic import calibration, traffic
+from flows.traffic import calibration, held_out_problems, traffic
 from infra.config.flows import DrafterFlowConfig, QuantizeFlowConfig
 from infra.lineage.announce import MEASURED, announce
 from infra.lineage.lineage import Lineage, Version
@@ -23,6 +23,7 @@ from tasks.quant.steps import (
     write_evidence,
 )
 from tasks.quant.text import markdown, records, total
+from tasks.rl.examining import score
 
 
 class QuantizeOutcome(Outcome):
@@ -68,8 +69,10 @@ def quantize(
             )
 
         prompts = traffic(config, chosen.target.artifact).held_out_ids()
-        base = look_at_base(chosen.target, chosen.drafter, prompts, config, key)
-        copy = look_at_quant(quant, prompts, base.artifact, config, key)
+        held_out = held_out_problems(config, chosen.target.artifact)
+        base = look_at_base(chosen.target, chosen.drafter, prompts, held_out, config, key)
+        copy = look_at_quant(quant, prompts, held_out, base.artifact, config, key)
+        rewarded = (score(held_out, base.written, config.rl, key), score(held_out, copy.written, config.rl, key))
         tried = try_drafter(quant, chosen.drafter, prompts, config, key) if chosen.drafter else None
 
         retrained = None
@@ -77,9 +80,18 @@ def quantize(
             retrained = retrain_on_quant(quant, chosen.drafter, config, key)
 
         measured = [measured.measurement for measured in (tried, retrained) if measured]
-        views = (base.artifact, copy.artifact)
-        load = tried.load if tried else []
-        evidence = write_evidence(chosen.target, quant, *views, chosen.drafter, measured, load, prompts, config)
+        evidence = write_evidence(
+            chosen.target,
+            quant,
+            base.artifact,
+            copy.artifact,
+            chosen.drafter,
+            measured,
+            tried.load if tried else [],
+            rewarded,
+            prompts,
+            config,
+        )
         quant = lineage.attach_evidence(quant, evidence)
         if chosen.target.unproven:
             lineage.attach_evidence(chosen.target, evidence)

@@ -2,11 +2,14 @@
 
 from infra.config.flows import DrafterFlowConfig, LoopConfig, QuantizeFlowConfig
 from infra.config.quant import ROUND_TO_NEAREST
+from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
 from tasks.drafter.gathering import gather_traffic, write_prompts
 from tasks.drafter.sources import OWN, RL
 from tasks.drafter.sources.base import Conversation
 from tasks.drafter.traffic import Traffic
+from tasks.evaluate.problems import Problem
+from tasks.rl import examining
 from tasks.rl.environments.conversations import conversations
 
 
@@ -32,3 +35,9 @@ def calibration(config: QuantizeFlowConfig, target: ArtifactRef) -> list[list[in
     if config.quantize.recipe == ROUND_TO_NEAREST:
         return []
     return traffic(config, target).train_ids(config.quantize.calibration_texts)
+
+
+def held_out_problems(config: QuantizeFlowConfig, target: ArtifactRef) -> list[Problem]:
+    """The RL environments' held-out problems on which base and quant are compared."""
+    count, room = config.quantize.held_out_problems, config.engine.max_model_len
+    return examining.held_out_problems(config.rl, count, open_store().open(target), room)

@@ -53,7 +53,7 @@ class DrafterFlowConfig(FlowConfig):
 
 class QuantizeFlowConfig(FlowConfig):
     rl: RLConfig = RLConfig()
-    """Only its environments are read, for traffic whose source is `rl`."""
+    """Only its environments are read, for traffic whose source is `rl` and for held-out problems."""
     drafter: DrafterConfig = DrafterConfig()
     """Its traffic gives the texts; its drafter's acceptance is measured on the quant."""
     quantize: QuantizeConfig = QuantizeConfig()

@@ -138,6 +138,17 @@ DEFAULT_GATES = [
     Gate(name="quant fits its target", part="quant", figure="quant_misfit", comparison="==", bound=0),
     Gate(name="quant KL small", part="quant", figure="quant_kl", comparison="<=", bound=0.1),
     Gate(
+        name="held-out reward not worse on the quant",
+        part="quant",
+        figure="quant_reward_difference",
+        by="interval",
+        comparison=">=",
+        bound=-0.05,
+        min_n=16,
+        on_undecided="warn",
+        on_absent="skip",
+    ),
+    Gate(
         name="quant recovers the base's accuracy",
         part="quant",
         figure="quant_recovery",

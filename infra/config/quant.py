@@ -31,6 +31,9 @@ class QuantizeConfig(Section):
     """Questions per benchmark, the same for base and quant; a smaller benchmark is asked whole."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest answer in words, tokens."""
+    held_out_problems: int = Field(64, ge=0)
+    """Held-out problems of each RL environment that base and quant are asked, answers as long as `rl.max_new_tokens`; 0
+    asks none. Environments that are played in several turns are left out."""
     retrain_drafter: bool = False
     """Train the target's drafter on the quant's own answers and states too, and measure it beside the kept one."""
     adopted: str = ""

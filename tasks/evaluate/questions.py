@@ -112,13 +112,14 @@ def accuracy_comparison(
     after: Sequence[Answer],
     *,
     figures: tuple[str, str, str] = ("task_accuracy_before", "task_accuracy_after", "task_difference"),
+    unit: str = "share of questions",
     subject: str,
     seed: int = 0,
     dataset_digest: str = "",
 ) -> list[dict]:
-    """Evidence rows of mean scores before and after and of their paired difference (named by `figures`), of the
-    questions whose answer turned right or wrong (`..._flips`, a share) and of McNemar's p-value (`..._p_value`);
-    domain: each task, and "all" where there are several.
+    """Evidence rows of mean scores before and after and of their paired difference (named by `figures`, in `unit`), of
+    the questions whose answer turned right or wrong, from half of the score on (`..._flips`, a share), and of McNemar's
+    p-value (`..._p_value`); domain: each task, and "all" where there are several.
 
     Raises ValueError when the answers are not to the same questions.
     """
@@ -130,7 +131,7 @@ def accuracy_comparison(
         pairs = [(b.score, a.score) for b, a in zip(before, after, strict=True) if domain in (b.task, "all")]
         old, new = ([pair[i] for pair in pairs] for i in (0, 1))
         labels = dict(subject=subject, domain=domain, dataset_digest=dataset_digest)
-        rows += paired_rows(figures, old, new, seed=seed, unit="share of questions", **labels)
+        rows += paired_rows(figures, old, new, seed=seed, unit=unit, **labels)
         test = mcnemar([score >= 0.5 for score in old], [score >= 0.5 for score in new])
         flips = (test.gained + test.lost) / len(pairs)
         stem = figures[2].removesuffix("_difference")

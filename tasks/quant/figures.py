@@ -10,8 +10,10 @@ from tasks.evaluate import fidelity, questions
 from tasks.evaluate.acceptance import Measurement, speedup_row
 from tasks.evaluate.evidence import LOAD, row
 from tasks.evaluate.identity import identity_rows
+from tasks.evaluate.questions import Answer
 from tasks.quant.view import View
 
+REWARD_FIGURES = ("quant_reward_base", "quant_reward", "quant_reward_difference")
 TASK_FIGURES = ("quant_task_accuracy_base", "quant_task_accuracy", "quant_task_difference")
 
 
@@ -21,6 +23,7 @@ def rows(
     drafted: Sequence[Measurement],
     *,
     load: Sequence[Measurement],
+    rewarded: tuple[Sequence[Answer], Sequence[Answer]],
     drafter: int | None,
     config: QuantizeConfig,
     artifacts: tuple[ArtifactRef, ArtifactRef],
@@ -30,9 +33,9 @@ def rows(
 ) -> list[dict]:
     """Evidence rows of a quant against its base.
 
-    drafted: the quant with its target's drafter, and with the retrained one, as far as there are. load, drafter:
-    the former at each of `drafter.load_concurrency`, and its version.
-    artifacts: base and quant. prompts: what was answered. concurrency: requests in flight meanwhile.
+    drafted: the quant with its target's drafter, and with the retrained one, as far as there are. load, drafter: the
+    former at each of `drafter.load_concurrency`, and its version. rewarded: answers of base and quant to the held-out
+    problems. artifacts: base and quant. prompts: what was answered. concurrency: requests in flight meanwhile.
     """
     listed = json.dumps(prompts, sort_keys=True).encode()
     labels = dict(subject=subject, dataset_digest="sha256:" + hashlib.sha256(listed).hexdigest())
@@ -50,6 +53,7 @@ def rows(
         *fidelity.rows(base.scored, quant.scored, seed=config.seed, **labels),
         *compared,
         *_recovery(compared),
+        *_rewards(rewarded, subject, config.seed),
         row("quant_bytes", copy.bytes, n=1, unit="bytes", subject=subject),
         row("quant_size_ratio", copy.bytes / original.bytes, n=1, unit="ratio", subject=subject),
         *_labelled(quant.speed, labels),
@@ -77,6 +81,15 @@ def of_base(rows: Sequence[dict], subject: str) -> list[dict]:
     """The accuracy of the base among the `rows` about its quant, as rows about the base: task_accuracy by domain."""
     asked = [r for r in rows if r["figure"] == TASK_FIGURES[0]]
     return [r | {"figure": "task_accuracy", "subject": subject} for r in asked]
+
+
+def _rewards(rewarded: tuple[Sequence[Answer], Sequence[Answer]], subject: str, seed: int) -> list[dict]:
+    base, quant = rewarded
+    if not base:
+        return []
+    asked = "sha256:" + hashlib.sha256(json.dumps([answer.asked for answer in base]).encode()).hexdigest()
+    labels = dict(figures=REWARD_FIGURES, unit="reward", subject=subject, seed=seed, dataset_digest=asked)
+    return questions.accuracy_comparison(base, quant, **labels)
 
 
 def _recovery(compared: list[dict]) -> Iterator[dict]:

@@ -27,6 +27,8 @@ from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import Measurement
 from tasks.evaluate.benchmarks import benchmark
+from tasks.evaluate.problems import Problem
+from tasks.evaluate.questions import Answer
 from tasks.quant import figures, view
 from tasks.quant.quantizers import quantizer
 from tasks.quant.schemes import check, local_device
@@ -55,6 +57,12 @@ class Made(BaseModel):
 
     artifact: ArtifactRef
     spans: dict[str, float]
+
+
+class Looked(Made):
+    """A view, and what the model wrote to the held-out problems."""
+
+    written: list[str]
 
 
 class Tried(BaseModel):
@@ -107,18 +115,31 @@ def quantize_weights(target: ArtifactRef, config: QuantizeConfig, texts: list[li
 
 @durable(name="look at base", pools=["engines"])
 def look_at_base(
-    target: Version, drafter: Version | None, prompts: Prompts, config: QuantizeFlowConfig, run: str
-) -> Made:
-    """What the target answers, how likely it finds that, and how it does on the questions. What the evidence about it
-    and `drafter` holds already is taken from there."""
+    target: Version,
+    drafter: Version | None,
+    prompts: Prompts,
+    held_out: list[Problem],
+    config: QuantizeFlowConfig,
+    run: str,
+) -> Looked:
+    """What the target answers, how likely it finds that, and how it does on the questions and the RL environments'
+    held-out problems. What the evidence about it and `drafter` holds already is taken from there."""
     tables = [*target.evidence, *(drafter.evidence if drafter else [])]
-    return _look(target, prompts, None, config, view.known(map(open_store().open, tables), prompts, config))
+    known = view.known(map(open_store().open, tables), prompts, config)
+    return _look(target, prompts, held_out, None, config, known)
 
 
 @durable(name="look at quant", pools=["engines"])
-def look_at_quant(quant: Version, prompts: Prompts, base: ArtifactRef, config: QuantizeFlowConfig, run: str) -> Made:
+def look_at_quant(
+    quant: Version,
+    prompts: Prompts,
+    held_out: list[Problem],
+    base: ArtifactRef,
+    config: QuantizeFlowConfig,
+    run: str,
+) -> Looked:
     """The same of the quant, on the answers of the base that `look_at_base` kept."""
-    return _look(quant, prompts, base, config, view.Known())
+    return _look(quant, prompts, held_out, base, config, view.Known())
 
 
 @durable(name="try drafter on quant", pools=["engines"])
@@ -142,18 +163,21 @@ def write_evidence(
     drafter: Version | None,
     drafted: list[Measurement],
     load: list[Measurement],
+    rewarded: tuple[list[Answer], list[Answer]],
     prompts: Prompts,
     config: QuantizeFlowConfig,
 ) -> ArtifactRef:
     """The evidence table about the quant in the store, from the views of its base and of itself, and what that says of
     the base alone. drafter: that was tried on it; drafted: the quant with it, as it is and retrained, as far as there
-    are; load: with it as it is, at each of `drafter.load_concurrency`."""
+    are; load: with it as it is, at each of `drafter.load_concurrency`. rewarded: scored answers of base and
+    quant to the held-out problems."""
     store = open_store()
     rows = figures.rows(
         view.View.read(store.open(base)),
         view.View.read(store.open(copy)),
         drafted,
         load=load,
+        rewarded=rewarded,
         drafter=drafter.version if drafter else None,
         config=config.quantize,
         artifacts=(target.artifact, quant.artifact),
@@ -181,17 +205,22 @@ def _checked(model: Path, config: QuantizeConfig, dtype: str) -> str:
 
 
 def _look(
-    version: Version, prompts: Prompts, base: ArtifactRef | None, config: QuantizeFlowConfig, known: view.Known
-) -> Made:
+    version: Version,
+    prompts: Prompts,
+    held_out: list[Problem],
+    base: ArtifactRef | None,
+    config: QuantizeFlowConfig,
+    known: view.Known,
+) -> Looked:
     store, spans = open_store(), Spans()
     model = store.open(version.artifact)
     answered = view.View.read(store.open(base)).speed if base else None
     with _serve(_spec(model, config.engine), spans) as handle, spans.measure("engine"):
-        seen = view.look(handle, model, prompts, answered, config, version.subject, known)
+        seen = view.look(handle, model, prompts, held_out, answered, config, version.subject, known)
     with tempfile.TemporaryDirectory() as folder:
         seen.write(Path(folder))
         artifact = store.put(Path(folder), "view", producer=COMMAND, inputs=[version.artifact])
-    return Made(artifact=artifact, spans=spans.seconds)
+    return Looked(artifact=artifact, written=seen.written, spans=spans.seconds)
 
 
 def _spec(model: Path, engine: EngineConfig, speculation: Speculation | None = None) -> EngineSpec:

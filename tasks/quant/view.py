@@ -9,9 +9,10 @@ from pydantic import BaseModel
 from infra.config.flows import QuantizeFlowConfig
 from infra.engine.spec import EngineHandle
 from infra.services.progress import report
-from tasks.evaluate import acceptance, fidelity, identity, questions
+from tasks.evaluate import acceptance, fidelity, identity, problems, questions
 from tasks.evaluate.acceptance import Measurement, conditions, measure
 from tasks.evaluate.fidelity import Scored, Text
+from tasks.evaluate.problems import Problem
 from tasks.evaluate.questions import Answer
 from tasks.evaluate.under_load import measure_under_load
 
@@ -22,13 +23,15 @@ Prompts = Mapping[str, Sequence[Sequence[int]]]  # token ids by domain
 class View(BaseModel):
     """speed: of answering the prompts; load: of a quant, the same at each of `drafter.load_concurrency`; again: of a
     quant, by domain, what it says at each place of those answers when it reads them (`tasks.evaluate.identity`);
-    scored: by domain, the model's view of the base's answers to the first of the prompts; answers: to the questions."""
+    scored: by domain, the model's view of the base's answers to the first of the prompts; answers: to the questions;
+    written: answers to the held-out problems."""
 
     speed: Measurement
     load: list[Measurement] = []
     again: dict[str, list[list[int]]] | None = None
     scored: dict[str, list[Scored]]
     answers: list[Answer]
+    written: list[str] = []
 
     def write(self, folder: Path) -> None:
         """Write the view into `folder`."""
@@ -73,6 +76,7 @@ def look(
     handle: EngineHandle,
     model: Path,
     prompts: Prompts,
+    held_out: Sequence[Problem],
     base: Measurement | None,
     config: QuantizeFlowConfig,
     subject: str,
@@ -80,12 +84,13 @@ def look(
 ) -> View:
     """The view of the engine behind `handle`, which serves the folder `model` without speculation.
 
-    prompts: token ids by domain. base: how the base answered them; None when this is the base. known: not asked again.
+    prompts: token ids by domain. held_out: of the RL environments, answered too. base: how the base answered the
+    prompts; None when this is the base. known: not asked again.
     """
-    return asyncio.run(_look(handle, model, prompts, base, config, subject, known))
+    return asyncio.run(_look(handle, model, prompts, held_out, base, config, subject, known))
 
 
-async def _look(handle, model, prompts, base, config, subject, known) -> View:
+async def _look(handle, model, prompts, held_out, base, config, subject, known) -> View:
     quant = config.quantize
     limits = dict(concurrency=config.engine.max_concurrent_sequences)
     if not (speed := known.speed):
@@ -103,7 +108,9 @@ async def _look(handle, model, prompts, base, config, subject, known) -> View:
     answers = await questions.ask(
         handle, asked, model, max_new_tokens=quant.max_new_tokens, known=known.answers, **limits
     )
-    return View(speed=speed, load=load, again=again, scored=scored, answers=answers)
+    report(f"{subject} is asked {len(held_out)} held-out problems")
+    written = await problems.answer(handle, held_out, model, **limits)
+    return View(speed=speed, load=load, again=again, scored=scored, answers=answers, written=written)
 
 
 def speculate(

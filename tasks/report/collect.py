@@ -151,4 +151,5 @@ def quant_fidelity(evidence: pd.DataFrame, scheme: str) -> QuantFidelity | None:
         flips=estimates(evidence, "quant_flips"),
         perplexity_ratio=estimates(evidence, "quant_perplexity_ratio"),
         tasks=comparisons(evidence, "quant_task_accuracy_base", "quant_task_accuracy", "quant_task_difference"),
+        rewards=comparisons(evidence, "quant_reward_base", "quant_reward", "quant_reward_difference"),
     )

@@ -147,6 +147,8 @@ class QuantFidelity(Record):
     """Perplexity of the quant / of the base, by domain."""
     tasks: dict[str, Comparison] = {}
     """Accuracy by task: before is the base, after the quant."""
+    rewards: dict[str, Comparison] = {}
+    """Held-out reward by RL environment: before is the base, after the quant."""
 
 
 class GateVerdict(Record):

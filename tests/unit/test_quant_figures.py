@@ -30,6 +30,14 @@ def under_load(speed, suffix=""):
     return measured.model_copy(update={"rows": [r | {"concurrency": 16} for r in measured.rows]})
 
 
+def rewards(scores):
+    sides = ("sums", "sums", "sums", "products")
+    return [
+        Answer(question=str(i), task=side, text="", score=s, asked=str(i))
+        for i, (side, s) in enumerate(zip(sides, scores, strict=True))
+    ]
+
+
 def view(shift, correct, speed):
     scored = Scored(logprobs=[-1.0 - shift], top=[{7: math.log(0.5 - shift), 8: math.log(0.5 + shift)}])
     answers = [Answer(question=str(i), task="hellaswag", text="", score=c, asked=str(i)) for i, c in enumerate(correct)]
@@ -47,6 +55,7 @@ def table():
         view(0.1, [1, 0, 0], 15.0),
         [measurement(30.0, "quant_"), measurement(45.0, suffix="_retrained")],
         load=[under_load(50.0)],
+        rewarded=(rewards([1.0, 0.4, 0.0, 1.0]), rewards([1.0, 0.6, 0.0, 0.0])),
         drafter=7,
         config=QuantizeConfig(tasks=["hellaswag"], task_questions=3),
         artifacts=(ArtifactRef(name="a", digest="d", bytes=400), ArtifactRef(name="b", digest="e", bytes=100)),
@@ -69,6 +78,9 @@ def test_everything_is_about_the_quant_and_the_figures_add_up(table):
     assert values["quant_task_flips/hellaswag"] == pytest.approx(1 / 3)
     assert values["quant_output_identity/code"] == values["quant_output_identity_noise/chat"] == 1.0
     assert values["quant_output_identity_difference/all"] == 0.0 and values["quant_drafter_version"] == 7
+    assert values["quant_reward_difference/sums"] == pytest.approx(0.2 / 3)
+    assert values["quant_reward_difference/all"] == pytest.approx(-0.2)
+    assert (values["quant_reward_flips/sums"], values["quant_reward_p_value/all"]) == (pytest.approx(1 / 3), 1.0)
     assert values["quant_speculation_speedup_retrained"] == 3.0 and values["load_quant_speculation_speedup/16"] == 2.5
     assert values["quant_tokens_per_second_retrained/all"] == 45.0
     assert values["quant_tokens_per_second_plain/all"] == 15.0 and values["quant_tokens_per_second/all"] == 30.0

@@ -10,6 +10,7 @@ from tasks.rl.environments.base import BadEnvironment
 from tasks.rl.environments.generated import Generated
 from tasks.rl.environments.make import make
 from tasks.rl.environments.problems import Problems
+from tasks.rl.examining import held_out_problems, score
 from tasks.rl.scoring import ScorerError, ScorerPool
 
 DIGITS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -34,6 +35,23 @@ def test_held_out_questions_are_never_trained_on():
     assert len({p.question for p in held_out}) == len(held_out)  # 100 products exist, so fewer than 64 are held out
     assert 10 < sum(p.environment == "products" for p in held_out) < 35
     assert 25 < sum(p.environment == "chain_sum" for p in held_out) <= 64
+
+
+def test_another_model_is_asked_the_held_out_problems_and_judged_as_the_policy_is(tiny_llama, tmp_path):
+    config = RLConfig(environments=[PRODUCTS, jsonl(tmp_path, "tests.unit.scorers:exact", 40)], max_new_tokens=8)
+    asked = held_out_problems(config, 3, tiny_llama, room=512)
+    source = problems(config.environments).held_out(3)
+    assert [(p.environment, p.index) for p in asked] == [(p.environment, p.index) for p in source]
+    assert all(p.max_new_tokens == 8 and p.prompt for p in asked)
+    longest = max(len(p.prompt) for p in asked)
+    fewer = held_out_problems(config, 3, tiny_llama, room=longest + 7)  # no room for the answer to the longest
+    assert fewer == [p for p in asked if len(p.prompt) < longest]
+    assert held_out_problems(config, 0, tiny_llama, room=512) == []
+    texts = [p.question.removeprefix("question ") if place != 4 else "no" for place, p in enumerate(source)]
+    answers = score.fn(asked, texts, config, "r")
+    assert [(a.task, a.question) for a in answers] == [(p.environment, str(p.index)) for p in asked]
+    assert [a.score for a in answers[3:]] == [1.0, 0.0, 1.0]
+    assert score.fn([], [], config, "r") == []
 
 
 def test_environments_take_turns_by_weight():

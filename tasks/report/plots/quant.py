@@ -44,14 +44,19 @@ def fidelity(quant: QuantFidelity, gates: list[GateVerdict]) -> list[Figure]:
                 bound=bounds.get("quant_perplexity_ratio"),
             )
         )
-    if quant.tasks:
-        differences = [f"{t or 'all'} {interval(c.difference)}" for t, c in quant.tasks.items() if c.difference]
+    for name, title, compared, unit in (
+        ("tasks", "Task accuracy, base and quant", quant.tasks, "share of the questions answered right"),
+        ("rewards", "Held-out reward, base and quant", quant.rewards, "reward"),
+    ):
+        if not compared:
+            continue
+        differences = [f"{t or 'all'} {interval(c.difference)}" for t, c in compared.items() if c.difference]
         figures.append(
             changes(
-                "quant-tasks",
-                "Task accuracy, base and quant",
-                [(t or "all", c.before, c.after) for t, c in quant.tasks.items()],
-                unit="share of the questions answered right",
+                f"quant-{name}",
+                title,
+                [(t or "all", c.before, c.after) for t, c in compared.items()],
+                unit=unit,
                 names=("base", "quant"),
                 origin=0.0,
                 caption=f"Difference, paired, 95% interval: {'; '.join(differences)}." if differences else "",
