@@ -10,15 +10,20 @@ from infra.engine.spec import EngineSpec, Role
 
 KEY_VARIABLE = "LOCKSTEP_ENGINE_KEY"
 LABEL_VARIABLE = "LOCKSTEP_ENGINE_LABEL"
+PINNED_VARIABLE = "LOCKSTEP_ENGINE_PINNED"
 SHARED_MEMORY_VARIABLE = "LOCKSTEP_ENGINE_SHARED_MEMORY"
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """OpenMP threads that wait for each other sleep instead of spinning. Spinning threads lose a core as soon as anything
 else runs on it: two of them decoded SmolLM2-135M at 19 tokens/s beside two busy processes, sleeping ones at 120."""
 
 
-def arguments(spec: EngineSpec) -> list[str]:
-    """Flags of vLLM's API server. The access key is not among them: command lines are public on a machine."""
+def arguments(spec: EngineSpec, gpus: bool | None = None) -> list[str]:
+    """Flags of vLLM's API server. The access key is not among them: command lines are public on a machine.
+
+    gpus: whether the engine runs on GPUs; by default as engines on this machine do.
+    """
     config = spec.config
+    gpus = accelerated() if gpus is None else gpus
     flags = [
         f"--model={spec.model}",
         f"--served-model-name={spec.model_name}",
@@ -37,7 +42,7 @@ def arguments(spec: EngineSpec) -> list[str]:
         flags.append("--hf-overrides=" + json.dumps({"head_dtype": "float32"}))
     if config.eager:
         flags.append("--enforce-eager")
-    if accelerated():
+    if gpus:
         flags.append(f"--gpu-memory-utilization={config.gpu_memory_fraction}")
         flags.append(f"--tensor-parallel-size={config.tensor_parallel}")
         if spec.role is Role.rollout:
@@ -69,28 +74,38 @@ def arguments(spec: EngineSpec) -> list[str]:
 
 def environment(spec: EngineSpec, key: str) -> dict[str, str]:
     """The engine's environment: this process's own, and what the role and the threads ask for."""
-    env = dict(os.environ)
+    env = dict(os.environ) | settings(spec)
     env |= {
         KEY_VARIABLE: key,
-        LABEL_VARIABLE: spec.label,
         # vLLM leaves its shared memory behind when it is stopped: under this name its guardian finds and removes it.
         SHARED_MEMORY_VARIABLE: f"lockstep-{secrets.token_hex(4)}-",
+    }
+    env.pop("VLLM_API_KEY", None)
+    if not accelerated():
+        # vLLM binds OpenMP threads through variables that a forked process no longer reads, and two engines that bind
+        # on their own choose the same cores: the threads stay unbound inside the cores this process may use.
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads(spec))}
+        env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override --kv-cache-memory-bytes, in whole GiB
+    return env
+
+
+def settings(spec: EngineSpec, gpus: bool | None = None) -> dict[str, str]:
+    """What of the environment the spec decides, wherever the engine runs; no secret is among it. gpus: as in
+    `arguments`."""
+    gpus = accelerated() if gpus is None else gpus
+    env = {
+        LABEL_VARIABLE: spec.label,
         RECORDING_VARIABLE: spec.recording.model_dump_json(),
+        PINNED_VARIABLE: json.dumps(spec.pinned),
         "VLLM_SERVER_DEV_MODE": "1" if spec.role.has_rl_endpoints else "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",  # clients keep idle connections for less
     }
-    env.pop("VLLM_API_KEY", None)
-    if spec.matched and accelerated():
+    if spec.matched and gpus:
         env["VLLM_BATCH_INVARIANT"] = "1"
-    if not accelerated():
-        # vLLM binds OpenMP threads through variables that a forked process no longer reads, and two engines that bind
-        # on their own choose the same cores: the threads stay unbound inside the cores this process may use.
-        env |= SLEEPING_THREADS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads(spec))}
-        env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override --kv-cache-memory-bytes, in whole GiB
-    return env
+    return env if gpus else env | SLEEPING_THREADS
 
 
 def threads(spec: EngineSpec) -> int:

@@ -71,6 +71,8 @@ class EngineSpec(_Frozen):
     port: 0 takes a free one.
     key: the secret that opens it; a random one by default. Never written or shown.
     recording: requests that a serve engine keeps (`infra.engine.recorder`).
+    pinned: digests, as lineage names them, by the folders that are loaded; an engine with other weights does not start
+        (`infra.transport.loaded`).
     seed: vLLM's own seed, used by requests that carry none.
     matched: log-probs as near to a trainer's as can be had: a float32 output head and, on GPUs, kernels that give a
         token the same one in whatever batch it is computed.
@@ -84,6 +86,7 @@ class EngineSpec(_Frozen):
     speculation: Speculation | None = None
     capture: Capture | None = None
     recording: RecordingConfig = RecordingConfig()
+    pinned: dict[str, str] = {}
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535)
     seed: int = 0

@@ -80,7 +80,6 @@ class Pool:
         self._past = Counters()
         self.problem, self.restarts = "", 0
         self.envoy = Counters()
-        self._verified = asyncio.create_task(asyncio.to_thread(_verify, triple))
         self._keepers = [asyncio.create_task(self._keep(i)) for i in range(count)]
 
     @property
@@ -121,9 +120,9 @@ class Pool:
 
     async def close(self) -> None:
         """Stop every replica."""
-        for task in (self._verified, *self._keepers):
+        for task in self._keepers:
             task.cancel()
-        await asyncio.gather(self._verified, *self._keepers, return_exceptions=True)
+        await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self, place: int) -> None:
         """Keep one replica up: its only owner."""
@@ -131,7 +130,7 @@ class Pool:
         while True:
             replica = Replica(self._spec)
             try:
-                await asyncio.shield(self._verified)
+                await asyncio.to_thread(_fetch, self.triple)
                 await replica.start()
                 backoff, self.problem = BACKOFF_S, ""
                 self._live[place] = replica
@@ -144,8 +143,6 @@ class Pool:
             except (EngineError, PlacementError, StoreError) as error:
                 self.problem = str(error)
                 _logger.error("a replica of %s does not start: %s", self.triple.label, error)
-                if isinstance(error, StoreError):  # looked at again with the next attempt
-                    self._verified = asyncio.create_task(asyncio.to_thread(_verify, self.triple))
             finally:
                 self._live[place] = None
                 self._past = self._past.plus(replica.counters)
@@ -156,8 +153,9 @@ class Pool:
                 backoff = min(2 * backoff, LONGEST_BACKOFF_S)
 
 
-def _verify(triple: Triple) -> None:
-    """Raises StoreError unless every byte that the replicas will load is what lineage says."""
+def _fetch(triple: Triple) -> None:
+    """Have on this machine what the replicas load; they look themselves whether it is what lineage names. Raises
+    StoreError."""
     store = open_store()
     for artifact in triple.artifacts:
-        store.verify(artifact)
+        store.open(artifact)

@@ -29,8 +29,8 @@ class _Frozen(BaseModel):
 class Triple(_Frozen):
     """What the replicas of one release serve.
 
-    parts: labels of target, drafter and quant, as far as it has them. artifacts: their content, re-hashed before an
-    engine loads it. spec: the engine that serves them.
+    parts: labels of target, drafter and quant, as far as it has them. artifacts: what of it engines load. spec: the
+    engine that serves them.
     """
 
     parts: dict[str, str]

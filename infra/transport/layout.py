@@ -45,13 +45,15 @@ class Destination:
         return getattr(self.module, self.attribute)
 
 
-def destinations(model: nn.Module, target: nn.Module | None = None) -> list[Destination]:
+def destinations(model: nn.Module, target: nn.Module | None = None, *, quantized: bool = False) -> list[Destination]:
     """Every parameter and every saved buffer of a vLLM model, tied heads apart from their embedding.
 
     target: of a drafter, whose modules may be the target's own; they are left out. Buffers whose name begins with an
     underscore are the engine's own, such as scales of its cache.
+    quantized: layers that are quantized are left out.
 
-    Raises SyncError when a layer is quantized, or holds its weights in a way that is not known here.
+    Raises SyncError when a layer is quantized, unless those are left out, or holds its weights in a way that is not
+    known here.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -63,7 +65,13 @@ def destinations(model: nn.Module, target: nn.Module | None = None) -> list[Dest
         held = module._parameters | _saved_buffers(module)
         if not held or id(module) in foreign:
             continue
-        _refuse_quantized(path, module)
+        if _is_quantized(module):
+            if quantized:
+                continue
+            raise SyncError(
+                f"{path} is held as {type(module.quant_method).__name__}: weights are synced into plain linear layers "
+                f"and embeddings only; start rollout engines from the unquantized target"
+            )
         metas = get_layerwise_info(module).restore_metadata[0]
         for attribute, parameter in held.items():
             if parameter is None:
@@ -126,16 +134,11 @@ def _pieces(model: nn.Module, module: nn.Module, path: str, attribute: str, shap
     return pieces
 
 
-def _refuse_quantized(path: str, module: nn.Module) -> None:
+def _is_quantized(module: nn.Module) -> bool:
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
+    plain = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
     method = getattr(module, "quant_method", None)
-    if isinstance(method, QuantizeMethodBase) and not isinstance(
-        method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod
-    ):
-        raise SyncError(
-            f"{path} is held as {type(method).__name__}: weights are synced into plain linear layers and "
-            f"embeddings only; start rollout engines from the unquantized target"
-        )
+    return isinstance(method, QuantizeMethodBase) and not isinstance(method, plain)

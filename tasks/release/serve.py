@@ -37,15 +37,17 @@ def spec_of(
     num_speculative_tokens: int | Literal["best"],
     recording: RecordingConfig | None = None,
 ) -> EngineSpec:
-    """The engine that serves the target of `parts`, or its quantized copy, with their drafter. recording: what it keeps
-    of its requests, by default nothing."""
+    """The engine that serves the target of `parts`, or its quantized copy, with their drafter, and nothing but what
+    lineage names. recording: what it keeps of its requests, by default nothing."""
     model = parts.quant or parts.target
+    loaded = [model.artifact, *([parts.drafter.artifact] if parts.drafter else [])]
     return EngineSpec(
         model=store.open(model.artifact),
         role=Role.serve,
         config=engine,
         speculation=parts.drafter and _speculation(store, parts.drafter, num_speculative_tokens),
         recording=recording or RecordingConfig(),
+        pinned={str(store.open(artifact)): artifact.digest for artifact in loaded},
     )
 
 
