@@ -2,12 +2,13 @@
 
 import json
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from flows.cli.books import Json, Name, newest_target
-from flows.cli.exits import FAILED, REFUSED, Stop
+from flows.cli.exits import FAILED, REFUSED, USAGE, Stop
 from flows.cli.run import Files, Overrides, Preset
 from infra.config.flows import ReleaseFlowConfig
 from infra.config.load import load
@@ -16,6 +17,13 @@ from infra.services import environment, local
 Port = Annotated[
     int | None, typer.Option(help="Its port; without it the one it had, `release.fleet.port`, or the next.")
 ]
+
+
+class Cluster(StrEnum):
+    """Who serves what is rendered: Deployments behind a route of the Gateway API, or KServe."""
+
+    kubernetes = "kubernetes"
+    kserve = "kserve"
 
 
 def register(app: typer.Typer) -> None:
@@ -31,8 +39,16 @@ def serve(
     overrides: Overrides = [],  # noqa: B006
     port: Port = None,
     stop: Annotated[bool, typer.Option("--stop", help="Stop serving; other services stay.")] = False,
+    render: Annotated[Cluster | None, typer.Option(help="Print manifests for a cluster instead of serving.")] = None,
+    canary: Annotated[str | None, typer.Option(help="With --render: a release beside the champion.")] = None,
+    share: Annotated[int, typer.Option(help="With --render: its share of the requests, percent.", min=0, max=100)] = 10,
 ) -> None:
     """Serve the champion release at a stable address, until `lockstep down`; new releases take over there."""
+    if render or canary:
+        print(
+            _rendered(load(ReleaseFlowConfig, preset=preset, files=config, overrides=overrides), render, canary, share)
+        )
+        return
     if stop:
         _say("the fleet has ended" if local.stop_serving() else "no fleet runs here")
         return
@@ -52,6 +68,35 @@ def serve(
         return
     running(name).ask(stable=triple, say=_say)
     print(f"{record.address}/v1 serves {release.label} as model {name}: {', '.join(release.parts.values())}")
+
+
+def _rendered(settings: ReleaseFlowConfig, render: "Cluster | None", canary: str | None, share: int) -> str:
+    if render is None:
+        raise Stop("--canary belongs to --render; here a release takes over by `lockstep release`", code=USAGE)
+    environment.apply()
+    from infra.lineage.lineage import Lineage
+    from infra.serving import kubernetes
+    from infra.store.open import open_store
+    from tasks.release.takeover import champion_triple
+    from tasks.release.triple import Serving, triple_of_release
+
+    name, serving = settings.target.name, Serving.of(settings)
+    champion = champion_triple(name, serving)
+    if champion is None:
+        raise Stop(f"nothing of {name} is released: `lockstep release`", code=FAILED)
+    found = [champion]
+    if canary:
+        release = Lineage().get(canary)
+        if (release.kind, release.name) != ("release", name):
+            raise Stop(f"--canary {canary}: that is no release of {name}, such as {champion[0].label}", code=USAGE)
+        found.append((release, triple_of_release(Lineage(), open_store(), release, serving)))
+    shares = [100 - share, share] if canary else [100]
+    sides = [
+        kubernetes.Side(release.label.replace("/", "-"), triple, weight)
+        for (release, triple), weight in zip(found, shares, strict=True)
+    ]
+    make = kubernetes.manifests if render is Cluster.kubernetes else kubernetes.inference_services
+    return kubernetes.text(make(name, sides, settings.release.fleet))
 
 
 def rollback(

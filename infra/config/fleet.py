@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from infra.config.base import Section
+from infra.config.kubernetes import KubernetesConfig
 
 
 class FleetConfig(Section):
@@ -28,6 +29,8 @@ class FleetConfig(Section):
     something to compare without traffic."""
     hold_s: float = Field(10.0, ge=0)
     """How long each step lets clients' requests arrive before it is judged, seconds."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """What `lockstep serve --render` assumes of a cluster."""
 
     @model_validator(mode="after")
     def _check(self):

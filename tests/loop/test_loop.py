@@ -12,6 +12,7 @@ import httpx
 import pandas as pd
 import psutil
 import pytest
+import yaml
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 PHASES = ["rl", "drafter", "quantize", "release"]
@@ -150,6 +151,11 @@ def test_a_fleet_serves_the_champion_and_a_release_takes_over_in_it(trip, servic
     serving = json.loads(ok(lockstep("status", "--json")))["serving"]
     assert serving["stable"].split() == parts and (serving["cut"], serving["failed"]) == (0, 0)
     assert "the same verdict as then" in ok(lockstep("rejudge", released["release"]))
+    rendered = ok(lockstep("serve", *quick, "--render", "kubernetes", "--canary", champion, "--share", "20"))
+    *pods, route = yaml.safe_load_all(rendered)
+    assert [document["kind"] for document in pods] == ["Deployment", "Service"] * 2
+    weights = {b["name"]: b["weight"] for b in route["spec"]["rules"][-1]["backendRefs"]}
+    assert weights == {released["release"].replace("/", "-"): 80, champion.replace("/", "-"): 20}
     back = json.loads(ok(lockstep("rollback", "--name", "tiny", "--json")))
     assert back == {"champion": champion, "before": released["release"]}
     assert httpx.post(f"{released['address']}/v1/completions", json=asked).status_code == 200
