@@ -1,5 +1,6 @@
 """Cache keys of durable tasks, and the words in which runs are told."""
 
+import re
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,9 +122,20 @@ def test_before_a_first_run_the_presets_have_durations_measured_elsewhere(home):
     targets = {load(LoopConfig, preset=preset).target.name for preset in presets()}
     told = {target for target in targets if durations.measured(target)}
     assert told == set(tomllib.loads(durations.MEASURED.read_text())) >= {"smol", "tiny"}
+    tasks = _task_names()
     for target in told:
         for task, seconds in durations.measured(target).items():
             assert durations.usual(task, target) == seconds
+            assert task == "loop" or task in tasks, f"no task is called {task!r} any more"
+    assert durations.usual("train head", "smol-h200") is None  # what nobody measured nobody is told
+
+
+def _task_names() -> set[str]:
+    """Of every durable task, as the source has them."""
+    found = set()
+    for path in (Path(__file__).parents[2] / "tasks").rglob("*.py"):
+        found |= set(re.findall(r'@durable\(\s*name="([^"]+)"', path.read_text()))
+    return found
 
 
 def test_the_live_line_says_what_runs_for_how_long_and_how_long_it_takes(capsys):
