@@ -70,7 +70,7 @@ def serve(
     print(f"{record.address}/v1 serves {release.label} as model {name}: {', '.join(release.parts.values())}")
 
 
-def _rendered(settings: ReleaseFlowConfig, render: "Cluster | None", canary: str | None, share: int) -> str:
+def _rendered(settings: ReleaseFlowConfig, render: Cluster | None, canary: str | None, share: int) -> str:
     if render is None:
         raise Stop("--canary belongs to --render; here a release takes over by `lockstep release`", code=USAGE)
     environment.apply()

@@ -26,4 +26,4 @@ class KubernetesConfig(Section):
     gpu_resource: str = "nvidia.com/gpu"
     """Resource that stands for a GPU; a replica asks for `engine.tensor_parallel` of them. Empty: engines on CPU."""
     memory: str = Field("32Gi", pattern=r"^[0-9]+[KMGT]i$")
-    """Memory of a replica, of which shared memory takes up to half."""
+    """Memory of a replica, its shared memory included."""

@@ -10,7 +10,7 @@ from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import Measurement, keep, speedup_row
 from tasks.evaluate.best_k import best_rows
 from tasks.evaluate.evidence import row
-from tasks.evaluate.identity import identity_rows
+from tasks.evaluate.identity import Outputs, identity_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +27,7 @@ def rows(
     before: Sequence[Measurement],
     after: Sequence[Measurement],
     *,
+    again: Outputs | None,
     dataset_digest: str,
     captured_tokens: int,
     captured_bytes: int,
@@ -34,7 +35,8 @@ def rows(
     """Rows about the drafter `subject`; result: of its training, where there was one.
 
     plain, before, after: measured on the same prompts without speculation, with what training started from, and with
-    the drafter; the first of each at temperature 0. Beside their own rows: for each of `after` speculation_speedup,
+    the drafter; the first of each at temperature 0. again: a second run without the drafter, whose noise the output's
+    identity is compared with. Beside their own rows: for each of `after` speculation_speedup,
     best_num_speculative_tokens and speedup_at_best; output_identity by domain, draft_vocab_coverage (share of generated
     tokens), training_tokens, hidden_states_bytes.
     """
@@ -43,7 +45,7 @@ def rows(
         *(measured for one in (*before, *after) for measured in one.rows),
         *({**measured, "subject": subject} for one in plain for measured in one.rows),
         *(found for one, without in zip(after, plain, strict=True) for found in compared(one, without, **labels)),
-        *identity_rows(plain[0].outputs, after[0].outputs, **labels),
+        *identity_rows(plain[0].outputs, after[0].outputs, again=again, **labels),
         *(_training_rows(subject, result, captured_tokens, captured_bytes) if result else []),
     ]
 

@@ -34,6 +34,7 @@ from tasks.drafter.traffic import Traffic
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import Expected, TrainingResult
 from tasks.evaluate.acceptance import Measurement
+from tasks.evaluate.identity import read_again
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,9 +55,11 @@ class Chosen(BaseModel):
 
 class Measured(BaseModel):
     """An engine on the held-out prompts. measurement: at temperature 0. sampled: at the temperature of serving, where
-    that is another. load: at each of `load_concurrency`."""
+    that is another. load: at each of `load_concurrency`. again: of an engine without a drafter, what it says at each
+    place of its answers when it reads them (`tasks.evaluate.identity`)."""
 
     measurement: Measurement
+    again: dict[str, list[list[int]]] | None = None
     sampled: Measurement | None = None
     load: list[Measurement] = []
     spans: dict[str, float] = {}
@@ -135,7 +138,7 @@ def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig,
             greedy = asyncio.run(answer(handle, traffic.train[:GREEDY], again, ChatTemplate(model)))
             train = greedy + train
         report("measuring the target without speculation")
-        plain = measure_engine(handle, traffic, config, target.subject, "_plain")
+        plain = measure_without(handle, traffic, config, target.subject)
     for source in config.drafter.traffic:
         if source.source == sources.ROLLOUTS:
             folders = [store.open(evidence) for evidence in target.evidence]
@@ -231,6 +234,14 @@ def measure_engine(
     return Measured(measurement=greedy, sampled=sampled, load=load)
 
 
+def measure_without(handle: EngineHandle, traffic: Traffic, config: DrafterFlowConfig, subject: str) -> Measured:
+    """A running engine that does not speculate, on the held-out prompts: what drafters are compared with."""
+    measured = measure_engine(handle, traffic, config, subject, "_plain")
+    outputs, limit = measured.measurement.outputs, config.engine.max_concurrent_sequences
+    again = asyncio.run(read_again(handle, traffic.held_out_ids(), outputs, concurrency=limit))
+    return measured.model_copy(update={"again": again})
+
+
 @durable(name="write drafter evidence")
 def write_evidence(
     target: Version,
@@ -251,6 +262,7 @@ def write_evidence(
         plain.all(),
         before.all() if before else [],
         after.all(),
+        again=plain.again,
         dataset_digest=traffic.held_out_digest(),
         captured_tokens=captured,
         captured_bytes=states.bytes if states else 0,

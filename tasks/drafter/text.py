@@ -19,6 +19,8 @@ SENTENCES = (
     ("best_num_speculative_tokens", "best number of proposed tokens, by measured rates and costs", "{:.0f}"),
     ("speedup_at_best", "speed that it should give", "{:.2f}x"),
     ("output_identity", "greedy answers the drafter leaves as they are", "{:.1%}"),
+    ("output_identity_noise", "greedy answers a second run without it leaves as they are", "{:.1%}"),
+    ("output_identity_difference", "the drafter's less the second run's", "{:+.1%}"),
     ("draft_vocab_coverage", "generated tokens that the head can propose", "{:.1%}"),
 )
 

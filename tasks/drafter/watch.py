@@ -20,7 +20,7 @@ from tasks.drafter import figures
 from tasks.drafter.drift import Drift, Level, decide, levels, misfit
 from tasks.drafter.figures import TABLE
 from tasks.drafter.serving import engine, measuring
-from tasks.drafter.steps import Measured, measure_drafter, measure_engine
+from tasks.drafter.steps import Measured, measure_drafter, measure_without
 from tasks.drafter.traffic import Prompt, Traffic
 from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import keep
@@ -136,7 +136,7 @@ def measure_plain(target: Version, traffic: Traffic, config: DrafterFlowConfig) 
     spec = measuring(open_store().open(target.artifact), config)
     with engine(spec, config, spans) as handle, spans.measure("engine"):
         report(f"measuring {target.label} without speculation")
-        measured = measure_engine(handle, traffic, config, target.subject, "_plain")
+        measured = measure_without(handle, traffic, config, target.subject)
     return measured.model_copy(update={"spans": spans.seconds})
 
 
@@ -156,7 +156,8 @@ def write_evidence(watched: Watched, subject: str, seen: Seen, traffic: Traffic)
         folder = Path(scratch)
         if seen.drafter and seen.plain:
             known = dict(dataset_digest=labels["dataset_digest"], captured_tokens=0, captured_bytes=0)
-            measured = figures.rows(subject, None, seen.plain.all(), [], seen.drafter.all(), **known)
+            plain, drafted = seen.plain.all(), seen.drafter.all()
+            measured = figures.rows(subject, None, plain, [], drafted, again=seen.plain.again, **known)
             rows += [found | {"subject": subject} for found in measured]
             keep(seen.plain.measurement, folder)
         table = evidence.table(rows, engine=engine_pin(), hardware=hardware(), command=COMMAND)

@@ -37,6 +37,7 @@ def lockstep(tmp_path, monkeypatch):
         (["report", "loop-1"], 1, "there is no run loop-1 here"),
         (["rollback"], 1, "nothing has run here yet: name the target"),
         (["lineage"], 1, "nothing has run here yet: name the target"),
+        (["serve", "--canary", "smol-release/1"], 2, "--canary belongs to --render"),
     ],
 )
 def test_one_line_names_the_cause_and_the_cure(lockstep, tmp_path, arguments, code, said):

@@ -185,14 +185,15 @@ def test_a_failed_pair_costs_the_drafter_on_the_quant_alone():
 @pytest.mark.parametrize(
     ("noise", "lossy", "prompts", "verdict"),
     [
-        (0.0, 0.0, 16, "undecided"),  # all alike, and yet too few
+        (0.0, 0.0, 14, "undecided"),  # all alike, and yet too few
         (0.0, 0.0, 32, "pass"),
         (0.005, 0.0, 200, "pass"),  # half of the answers turn by rounding: in both runs
         (0.0, 0.02, 32, "fail"),
         (0.005, 0.02, 200, "fail"),
     ],
 )
-def test_speculation_on_the_quant_is_judged_against_the_noise_of_the_quant_alone(noise, lossy, prompts, verdict):
+@pytest.mark.parametrize(("part", "prefix"), [("drafter", ""), ("pair", "quant_")])
+def test_speculation_is_judged_against_the_noise_without_it(noise, lossy, prompts, verdict, part, prefix):
     """noise, lossy: chance of a token to turn by rounding, and to be accepted although it is wrong. Answers have 100
     tokens, and are others from the first that turned."""
     generator = np.random.default_rng(5)
@@ -203,11 +204,11 @@ def test_speculation_on_the_quant_is_judged_against_the_noise_of_the_quant_alone
 
     plain = [[0] * 100] * prompts
     close = (generator.random((prompts, 100)) < 2 * noise) * 0.5  # where two tokens are as likely, either comes
-    rows_ = identity_rows(
-        {"chat": plain}, {"chat": run(close + lossy)}, again={"chat": run(close)}, subject=PAIR["pair"], prefix="quant_"
-    )
-    same = [g for g in DEFAULT_GATES if g.figure == "quant_output_identity_difference"]
-    (found,) = judge(table(*rows_), same, PAIR)
+    subjects = SUBJECTS | PAIR
+    answers = dict(again={"chat": run(close)}, subject=subjects[part], prefix=prefix)
+    rows_ = identity_rows({"chat": plain}, {"chat": run(close + lossy)}, **answers)
+    same = [g for g in DEFAULT_GATES if g.figure == f"{prefix}output_identity_difference"]
+    (found,) = judge(table(*rows_), same, subjects)
     assert (found.verdict, found.counts) == (verdict, verdict != "pass"), found.reason
     assert verdict != "undecided" or (found.needed_n > prompts and f"about {found.needed_n} would" in found.reason)
 
