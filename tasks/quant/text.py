@@ -18,7 +18,7 @@ SENTENCES = (
     ("quant_task_difference", "difference, paired", "{:+.1%}"),
     ("quant_reward_base", "reward of the base on held-out problems", "{:.3f}"),
     ("quant_reward", "reward of the quant on held-out problems", "{:.3f}"),
-    ("quant_reward_difference", "difference, paired", "{:+.3f}"),
+    ("quant_reward_difference", "reward difference, paired", "{:+.3f}"),
     ("quant_size_ratio", "size against the base's", "{:.2f}"),
     ("quant_speedup", "speed against the base's", "{:.2f}x"),
     ("quant_acceptance_length", "acceptance length of the target's drafter on it", "{:.2f}"),
