@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import math
 import random
 import statistics
 import time
@@ -16,23 +15,22 @@ from pydantic import Field
 from infra.config.base import Section
 from infra.config.flows import RLFlowConfig
 from infra.config.rl import VerifiersEnvironment
-from infra.config.target import EngineConfig
+from infra.engine.errors import EngineError
 from tasks.evaluate.measurement import Line, Measured, MeasureError, Picture
+from tasks.rl.lengths import Lengths
+from tasks.rl.sweep import CHAT, CONFIGURED, WITHIN, Setting, flags, proposed, settings, together
 
 if TYPE_CHECKING:
     from infra.cluster.fleet import Fleet
     from tasks.rl.environments.base import Problem
     from tasks.rl.environments.chat import Chat
 
-MEDIAN_SHARE, P99_SHARE, P99 = 1 / 8, 1.0, 2.326  # of the longest answer; standard deviations of the 99th percentile
-CHAT = "chat defaults"
-
 
 class RolloutOptions(Section):
     prompts: int = Field(16, ge=1)
     """Prompts, each answered `rl.group_size` times."""
     answer_tokens: int = Field(512, ge=8)
-    """Longest answer, tokens. Lengths are lognormal, the median an eighth of it, the 99th percentile the longest."""
+    """Longest answer, tokens. Lengths are lognormal: the median a twelfth of it, the 99th percentile ten medians."""
     repeats: int = Field(3, ge=1, le=20)
     """Rounds through the pipeline and through the engine alone, in turns; figures are their medians."""
     concurrent: list[int] = Field([], max_length=8)
@@ -43,6 +41,8 @@ class RolloutOptions(Section):
     """KV caches to try: engine.kv_cache_gib on CPU, engine.gpu_memory_fraction on GPUs."""
     graphs: bool = False
     """Try CUDA graphs too (engine.eager=false)."""
+    sweep: bool = False
+    """Try values round the configured ones for each of these that is not given, then the best together."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,11 @@ class RolloutMeasurement:
     options = RolloutOptions
 
     def measure(self, config: RLFlowConfig, options: RolloutOptions, say: Callable[[str], None]) -> Measured:
-        """Raises MeasureError when the answers do not fit into the engine's context."""
+        """Settings that an engine does not start with are left out and said.
+
+        Raises MeasureError when the answers do not fit into the engine's context, or are too few for --concurrent, and
+        EngineError when the configured engine does not start.
+        """
         from transformers import AutoTokenizer
 
         from infra.store.models import resolve
@@ -74,14 +78,34 @@ class RolloutMeasurement:
         model = resolve(config.target.source)
         chat = Chat(AutoTokenizer.from_pretrained(model), config.rl.system_prompt)
         requests = _requests(chat, config, options)
+        if (most := max([0, *options.concurrent])) > len(requests):
+            raise MeasureError(
+                f"--concurrent {most} makes no difference to {len(requests)} requests: raise --prompts or rl.group_size"
+            )
         table: list[dict[str, Any]] = []
+        measured: list[tuple[Setting, float]] = []
         share: list[float] = []
-        for name, engine in _settings(config.engine, options):
-            say(f"{name}: starting an engine")
-            line, found = asyncio.run(_one(model, name, engine, config, requests, options, say, first=not table))
+        left_out: list[str] = []
+
+        def one(setting: Setting) -> None:
+            say(f"{setting.name}: starting an engine")
+            try:
+                line, found = asyncio.run(_one(model, setting, config, requests, options, say, first=not table))
+            except EngineError as error:
+                if not table:
+                    raise
+                left_out.append(f"Left out, {setting.name}: {str(error).splitlines()[0]}")
+                return
             table.append(line)
-            share += found
-        return Measured(_rows(table, share, len(requests)), table, _findings(table, share), _pictures(table))
+            measured.append((setting, line["tokens/s"]))
+            share.extend(found)
+
+        for setting in settings(config.engine, options, len(requests)):
+            one(setting)
+        if best := together(measured):
+            one(best)
+        found = _findings(table, share, measured) + left_out
+        return Measured(_rows(table, share, len(requests)), table, found, _pictures(measured))
 
 
 def _requests(chat: "Chat", config: RLFlowConfig, options: RolloutOptions) -> list[Request]:
@@ -90,8 +114,7 @@ def _requests(chat: "Chat", config: RLFlowConfig, options: RolloutOptions) -> li
 
     rl = config.rl
     problems = Problems(rl.environments, make(rl.environments, rl.seed), rl.held_out_share, rl.seed)
-    draw = random.Random(rl.seed)
-    spread = math.log(P99_SHARE / MEDIAN_SHARE) / P99
+    draw, lengths = random.Random(rl.seed), Lengths(options.answer_tokens)
     requests = []
     for problem in problems.take(options.prompts):
         prompt = chat.prompt(problem.messages)
@@ -101,45 +124,14 @@ def _requests(chat: "Chat", config: RLFlowConfig, options: RolloutOptions) -> li
                 f"engine.max_model_len={config.engine.max_model_len}: raise it"
             )
         for _ in range(rl.group_size):
-            length = options.answer_tokens * MEDIAN_SHARE * math.exp(draw.gauss(0, spread))
-            length = min(options.answer_tokens, max(1, round(length)))
-            requests.append(Request(problem, prompt, length, draw.getrandbits(63)))
+            seed = draw.getrandbits(63)
+            requests.append(Request(problem, prompt, lengths(seed), seed))
     return requests
-
-
-def _settings(engine: EngineConfig, options: RolloutOptions) -> list[tuple[str, EngineConfig]]:
-    """(name, settings): the configured ones first, then a chat server's, then those to try, one at a time."""
-    from infra.engine.pin import accelerated
-
-    def changed(**values: Any) -> EngineConfig:
-        together = engine.model_dump() | values
-        batched = max(together["max_batched_tokens"], together["max_concurrent_sequences"])  # a token a sequence
-        return EngineConfig.model_validate(together | {"max_batched_tokens": batched})
-
-    cache = "gpu_memory_fraction" if accelerated() else "kv_cache_gib"
-    found = [("configured", engine)]
-    if options.concurrent or options.batched or options.cache or options.graphs:
-        sequences, batched = _chat_defaults(engine.tensor_parallel)
-        found.append((CHAT, changed(max_concurrent_sequences=sequences, max_batched_tokens=batched)))
-    found += [(f"{n} sequences", changed(max_concurrent_sequences=n)) for n in options.concurrent]
-    found += [(f"{n} tokens a step", changed(max_batched_tokens=n)) for n in options.batched]
-    found += [(f"cache {n:g}", changed(**{cache: n})) for n in options.cache]
-    return [*found, ("CUDA graphs", changed(eager=False))] if options.graphs else found
-
-
-def _chat_defaults(world_size: int) -> tuple[int, int]:
-    """(sequences, tokens a step) that vLLM's own API server takes on this machine when nothing is said."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-
-    tokens, sequences = EngineArgs.get_batch_defaults(world_size)
-    return sequences[UsageContext.OPENAI_API_SERVER], tokens[UsageContext.OPENAI_API_SERVER]
 
 
 async def _one(
     model: Path,
-    name: str,
-    engine: EngineConfig,
+    setting: Setting,
     config: RLFlowConfig,
     requests: Sequence[Request],
     options: RolloutOptions,
@@ -152,11 +144,13 @@ async def _one(
     from infra.cluster.fleet import Fleet
     from infra.cluster.session import session
     from infra.engine.load import LoadMeter
+    from infra.engine.pin import accelerated
     from infra.engine.spec import EngineSpec, Role
     from tasks.rl.scoring import ScorerPool
 
     async def welcome(client) -> None: ...
 
+    name, engine = setting.name, setting.engine
     spec = EngineSpec(model=model, role=Role.rollout, config=engine)
     fleet = Fleet(partial(session().engine, spec), capacity=engine.max_concurrent_sequences, welcome=welcome, told=say)
     scorers = ScorerPool(config.rl.environments, config.rl.seed, processes=config.rl.scorer_processes)
@@ -177,11 +171,15 @@ async def _one(
         "engine": name,
         "sequences": engine.max_concurrent_sequences,
         "tokens a step": engine.max_batched_tokens,
+        "cache": f"{engine.gpu_memory_fraction:.0%} GPU" if accelerated() else f"{engine.kv_cache_gib:g} GiB",
+        "graphs": "no" if engine.eager else "yes",
         "tokens/s": statistics.median(alone),
+        "tokens/s, low": min(alone),
+        "tokens/s, high": max(alone),
         "tokens/s, pipeline": statistics.median(through) if through else None,
         "decode share": figures["decode_share"],
         "KV cache peak": figures["kv_cache_peak"],
-        "preemptions": figures["preemptions"],
+        "preemptions": figures["preemptions"] / (len(alone) + len(through)),
         "prefix hits": figures["prefix_hit_rate"],
     }, [pipeline / direct for pipeline, direct in zip(through, alone, strict=False)]
 
@@ -235,39 +233,55 @@ def _rows(table: list[dict[str, Any]], share: list[float], n: int) -> list[dict]
             ("rollout_tokens_per_second", "tokens/s", "tokens/s"),
             ("rollout_pipeline_tokens_per_second", "tokens/s, pipeline", "tokens/s"),
             ("kv_cache_peak", "KV cache peak", "share of the cache"),
-            ("preemptions", "preemptions", "preemptions"),
+            ("preemptions", "preemptions", "preemptions a round"),
             ("prefix_hit_rate", "prefix hits", "share of prompt tokens"),
         ):
             if line[column] is not None and line[column] == line[column]:
                 found = dict(n=n, unit=unit, subject="rollout", domain=line["engine"], concurrency=line["sequences"])
+                found |= dict(low=line["tokens/s, low"], high=line["tokens/s, high"]) if column == "tokens/s" else {}
                 rows.append(row(figure, float(line[column]), **found))
     low, high = min(share), max(share)
     found = dict(low=low, high=high, n=len(share), unit="share of the engine alone", subject="rollout")
     return [*rows, row("rollout_pipeline_share", statistics.median(share), **found)]
 
 
-def _findings(table: list[dict[str, Any]], share: list[float]) -> list[str]:
-    first, best = table[0], max(table, key=lambda line: line["tokens/s"])
+def _findings(table: list[dict[str, Any]], share: list[float], measured: Sequence[tuple[Setting, float]]) -> list[str]:
+    first = table[0]
     found = [
         f"Through the pipeline {first['tokens/s, pipeline']:.0f} tokens/s, the same engine alone "
         f"{first['tokens/s']:.0f} with the same requests: {statistics.median(share):.1%} "
         f"(rounds {min(share):.1%} to {max(share):.1%})."
     ]
     chat = next((line for line in table if line["engine"] == CHAT), None)
-    if chat:
-        times = best["tokens/s"] / chat["tokens/s"]
-        found.append(
-            f"Fastest: {best['engine']}, {best['tokens/s']:.0f} tokens/s, {times:.2f} times a chat server's "
-            f"defaults ({chat['sequences']} sequences, {chat['tokens a step']} tokens a step)."
-        )
-    return found
+    if chat is None:
+        return found
+    setting, speed = proposed(measured)
+    given = flags(setting, measured[0][0].engine)
+    line = next(line for line in table if line["engine"] == setting.name)
+    peak = line["KV cache peak"]
+    full = f" and {peak:.0%} of the KV cache at its fullest" if peak == peak else ""  # a short run is not looked at
+    return [
+        *found,
+        f"Proposed for rollouts: {given or 'the configured settings'}. {speed:.0f} tokens/s, "
+        f"{speed / chat['tokens/s']:.2f} times a chat server's defaults ({chat['sequences']} sequences, "
+        f"{chat['tokens a step']} tokens a step) and {speed / first['tokens/s']:.2f} times the configured ones, with "
+        f"{line['preemptions']:g} preemptions a round (chat: {chat['preemptions']:g}){full}. Speeds within "
+        f"{WITHIN:.0%} count as equal.",
+    ]
 
 
-def _pictures(table: list[dict[str, Any]]) -> list[Picture]:
-    points = sorted({(float(line["sequences"]), line["tokens/s"]) for line in table})
-    if len(points) < 2:
-        return []
-    return [Picture("Rollouts by concurrency", "sequences at once", "tokens/s", [Line("tokens/s", points)], log_x=True)]
+def _pictures(measured: Sequence[tuple[Setting, float]]) -> list[Picture]:
+    """Speed by each knob with the others as configured, where several values were tried."""
+    pictures = []
+    for knob, title, label in (
+        ("max_concurrent_sequences", "Rollouts by concurrency", "sequences at once"),
+        ("max_batched_tokens", "Rollouts by the size of an engine step", "tokens a step"),
+    ):
+        own = [(setting, speed) for setting, speed in measured if setting.knob == knob or setting.name == CONFIGURED]
+        points = sorted((float(getattr(setting.engine, knob)), speed) for setting, speed in own)
+        if len(points) > 1:
+            pictures.append(Picture(title, label, "tokens/s", [Line("tokens/s", points)], log_x=True))
+    return pictures
 
 
 MEASUREMENT = RolloutMeasurement()
