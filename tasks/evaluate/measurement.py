@@ -14,10 +14,14 @@ class MeasureError(RuntimeError):
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a picture: points (x, y) in the picture's units."""
+    """One curve of a picture: points (x, y) in the picture's units.
+
+    beside: the name of the curve that it is to be compared with, whose colour it takes, dashed.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
+    beside: str = ""
 
 
 @dataclass(frozen=True)

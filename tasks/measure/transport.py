@@ -3,9 +3,10 @@
 import asyncio
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import psutil
 from pydantic import Field
@@ -14,12 +15,11 @@ from infra.config.base import Section
 from infra.config.flows import FlowConfig
 from infra.transport.transports import TRANSPORTS
 from tasks.evaluate.measurement import Line, Measured, MeasureError, Picture
+from tasks.measure.ceilings import Ceiling, ceiling
+from tasks.measure.devices import gpus, second_gpu
 from tasks.measure.fabric import Fleet, fit, plan
-from tasks.measure.weights import Weights, ceiling_s, random_model
-
-if TYPE_CHECKING:
-    from infra.engine.spec import EngineHandle
-    from infra.transport.sync import SyncReport
+from tasks.measure.ways import Update, Way, updates, ways
+from tasks.measure.weights import Weights, random_model, size_of
 
 GB = 1e9
 COPIES = 5  # of the weights at once: trainer, published, and in the engine old, new and as its kernels hold them
@@ -35,6 +35,12 @@ class TransportOptions(Section):
     """Move the target's own weights."""
     repeats: int = Field(5, ge=1, le=100)
     """Updates of each model; figures are their medians. One more goes before, to warm up."""
+    changed: float = Field(0.03, gt=0, lt=1)
+    """Share of the values that change from version to version where `store` writes changes: about what an RL step in
+    bfloat16 changes at a learning rate of 1e-5. `lockstep measure delta` measures yours."""
+    folder: str | None = None
+    """Where `store` keeps its versions, a folder or s3://bucket/prefix: the storage to measure. The temporary folder of
+    this machine by default."""
     plan: bool = False
     """Size the fabric of a fleet from what was measured; measure at least two --sizes for it."""
     plan_parameters: float = Field(8.0, gt=0)
@@ -63,69 +69,54 @@ class TransportMeasurement:
     options = TransportOptions
 
     def measure(self, config: FlowConfig, options: TransportOptions, say: Callable[[str], None]) -> Measured:
-        """Raises MeasureError when a model does not fit into memory."""
+        """Raises MeasureError when a model does not fit into memory, or no transport can be measured here."""
         from infra.store.models import resolve
 
-        rows, table = [], []
+        chosen, rows, table = ways(options.transports, options.changed, say), [], []
         with tempfile.TemporaryDirectory() as scratch:
             models = [(config.target.name, resolve(config.target.source), False)] if options.target else []
             for billions in options.sizes:
                 folder = random_model(billions, config.engine.dtype, Path(scratch))
                 models.append((folder.name, folder, True))
             for name, folder, random in models:
-                for transport, line, found in self._one_model(
-                    name, folder, random, config, options, Path(scratch), say
-                ):
+                for line, found in _one_model(name, folder, random, chosen, config, options, Path(scratch), say):
                     table.append(line)
-                    rows += _rows(transport, name, line, found)
+                    rows += _rows(line, found)
         plan_rows, plan_findings = _plans(table, options.fleet) if options.plan else ([], [])
         return Measured(rows + plan_rows, table, _findings(table) + plan_findings, _pictures(table))
 
-    def _one_model(
-        self,
-        name: str,
-        folder: Path,
-        random: bool,
-        config: FlowConfig,
-        options: TransportOptions,
-        scratch: Path,
-        say: Callable[[str], None],
-    ):
-        """(transport, line of the table, reports of its updates) of every transport."""
-        from infra.engine.launch import start
-        from infra.engine.spec import EngineSpec, Role
 
-        weights = Weights(folder, config.engine.dtype)
-        _require_memory(name, weights.nbytes)
-        flags = ["--load-format=dummy"] if random else []
-        engine_config = config.engine.model_copy(update={"extra_flags": [*config.engine.extra_flags, *flags]})
-        spec = EngineSpec(model=folder, role=Role.rollout, config=engine_config)
-        say(f"{name}: starting an engine for {weights.nbytes / GB:.3g} GB of weights")
-        with start(spec, scratch, say) as engine:
-            for transport in options.transports:
-                say(f"{name}: {options.repeats} updates over {transport}")
-                copy_s = ceiling_s(weights.nbytes, options.repeats)
-                found = asyncio.run(_updates(engine.handle(), transport, weights, options.repeats, scratch))
-                yield transport, _line(name, transport, weights, copy_s, found), found
-
-
-async def _updates(
-    handle: "EngineHandle", transport: str, weights: Weights, repeats: int, folder: Path
-) -> list[tuple[float, "SyncReport"]]:
-    """(seconds to publish, report) of each update but the first."""
-    from infra.engine.client import EngineClient
+def _one_model(
+    name: str,
+    folder: Path,
+    random: bool,
+    chosen: list[Way],
+    config: FlowConfig,
+    options: TransportOptions,
+    scratch: Path,
+    say: Callable[[str], None],
+) -> Iterator[tuple[dict, list[Update]]]:
+    """(line of the table, its updates) of every way."""
+    from infra.engine.launch import start
+    from infra.engine.spec import EngineSpec, Role
     from infra.transport.base import Reach
-    from infra.transport.sync import sync
-    from infra.transport.transports import make_sender
 
-    found = []
-    async with EngineClient(handle) as client:
-        with make_sender(transport, weights.dtype, Reach(folder=folder)) as sender:
-            for version in range(1, repeats + 2):
-                weights.change()
-                published = sender.publish(version, weights.tensors.items())
-                found.append((published.publish_s, await sync([client], published)))
-    return found[1:]
+    _require_memory(name, size_of(folder, config.engine.dtype))
+    weights = Weights(folder, config.engine.dtype, "cuda" if gpus() else "cpu")
+    flags = ["--load-format=dummy"] if random else []
+    engine_config = config.engine.model_copy(update={"extra_flags": [*config.engine.extra_flags, *flags]})
+    spec = EngineSpec(model=folder, role=Role.rollout, config=engine_config)
+    place = options.folder or str(scratch)
+    for elsewhere in sorted({way.elsewhere for way in chosen}):
+        say(f"{name}: starting an engine for {weights.nbytes / GB:.3g} GB of weights")
+        with second_gpu() if elsewhere else nullcontext():
+            engine = start(spec, scratch, say)
+        with engine:
+            for way in (way for way in chosen if way.elsewhere == elsewhere):
+                say(f"{name}: {options.repeats} updates over {way.name}")
+                plain = ceiling(way.transport, weights.nbytes, options.repeats, place)
+                found = asyncio.run(updates(engine.handle(), way, weights, options.repeats, Reach(folder=place)))
+                yield _line(name, way, weights.nbytes, plain, found), found
 
 
 def _require_memory(name: str, nbytes: int) -> None:
@@ -137,61 +128,55 @@ def _require_memory(name: str, nbytes: int) -> None:
         )
 
 
-def _line(
-    name: str, transport: str, weights: Weights, copy_s: float, found: list[tuple[float, "SyncReport"]]
-) -> dict[str, str | float | int | None]:
-    parts = {part: statistics.median(_part(part, *update) for update in found) for part in PARTS}
+def _line(name: str, way: Way, nbytes: int, plain: Ceiling, found: list[Update]) -> dict[str, str | float | int | None]:
+    parts = {part: statistics.median(update.part(part) for update in found) for part in PARTS}
+    gb = nbytes / GB
     return {
         "model": name,
-        "transport": transport,
-        "GB": weights.nbytes / GB,
+        "transport": way.name,
+        "GB": gb,
+        "moved, GB": statistics.median(update.moved for update in found) / GB,
+        "whole, s": statistics.median(update.whole_s for update in found),
         **{f"{part.removesuffix('_s')}, s": seconds for part, seconds in parts.items()},
-        "transfer, GB/s": weights.nbytes / GB / parts["transfer_s"],
-        "plain copy, GB/s": weights.nbytes / GB / copy_s,
-        "share of the copy": copy_s / parts["transfer_s"],
+        "transfer, GB/s": gb / parts["transfer_s"],
+        "plain, GB/s": gb / plain.seconds,
+        "share of plain": plain.seconds / parts["transfer_s"],
+        "plain is": plain.what,
     }
 
 
-def _part(part: str, publish_s: float, report: "SyncReport") -> float:
-    return publish_s if part == "publish_s" else getattr(report, part)
-
-
-def _rows(transport: str, name: str, line: dict, found: list[tuple[float, "SyncReport"]]) -> list[dict]:
+def _rows(line: dict, found: list[Update]) -> list[dict]:
     from tasks.evaluate import evidence
 
-    subject, n = f"transport:{transport}", len(found)
+    about = {
+        "n": len(found),
+        "domain": f"{line['transport']}/{line['model']}",
+        "subject": f"transport:{line['transport']}",
+    }
     made = []
     for part in PARTS:
-        values = sorted(_part(part, *update) for update in found)
-        figure = f"transport_{part}"
-        made.append(
-            evidence.row(
-                figure,
-                statistics.median(values),
-                low=values[0],
-                high=values[-1],
-                n=n,
-                unit="s",
-                domain=f"{transport}/{name}",
-                subject=subject,
-            )
-        )
-    for figure, column in (
-        ("transport_gb_per_s", "transfer, GB/s"),
-        ("transport_copy_gb_per_s", "plain copy, GB/s"),
-        ("transport_share_of_copy", "share of the copy"),
+        values = sorted(update.part(part) for update in found)
+        spread = {"low": values[0], "high": values[-1]}
+        made.append(evidence.row(f"transport_{part}", statistics.median(values), unit="s", **spread, **about))
+    for figure, column, unit in (
+        ("transport_moved_gb", "moved, GB", "GB"),
+        ("transport_gb_per_s", "transfer, GB/s", "GB/s"),
+        ("transport_copy_gb_per_s", "plain, GB/s", "GB/s"),
+        ("transport_share_of_copy", "share of plain", "share"),
     ):
-        unit = "share" if column.startswith("share") else "GB/s"
-        made.append(evidence.row(figure, line[column], n=n, unit=unit, domain=f"{transport}/{name}", subject=subject))
+        made.append(evidence.row(figure, line[column], unit=unit, **about))
     return made
 
 
 def _findings(table: list[dict]) -> list[str]:
+    """A sentence for each transport, on the largest model that it moved."""
+    largest = {line["transport"]: line for line in sorted(table, key=lambda line: line["GB"])}
     return [
-        f"{line['transport']} moved {line['GB']:.3g} GB of {line['model']} at {line['transfer, GB/s']:.3g} GB/s, "
-        f"{line['share of the copy']:.0%} of a plain copy's {line['plain copy, GB/s']:.3g} GB/s; "
-        f"the engine paused for {1e3 * line['pause, s']:.0f} ms."
-        for line in table
+        f"{name} brought {line['GB']:.3g} GB of {line['model']} up to date at {line['transfer, GB/s']:.3g} GB/s, "
+        f"{line['share of plain']:.0%} of the {line['plain, GB/s']:.3g} GB/s of the plainest way ({line['plain is']}); "
+        f"{line['whole, s']:.3g} s from the trainer's weights to an engine that serves them, which paused for "
+        f"{1e3 * line['pause, s']:.0f} ms of it."
+        for name, line in sorted(largest.items(), key=lambda item: item[1]["whole, s"])
     ]
 
 
@@ -202,8 +187,8 @@ def _plans(table: list[dict], fleet: Fleet) -> tuple[list[dict], list[str]]:
     rows, sentences = [], []
     for transport in dict.fromkeys(line["transport"] for line in table):
         lines = [line for line in table if line["transport"] == transport]
-        whole = [(line["GB"], line["publish, s"] + line["prepare, s"] + line["pause, s"]) for line in lines]
-        figures, sentence = plan(fleet, transport, fit(whole), fit([(line["GB"], line["pause, s"]) for line in lines]))
+        whole = fit([(line["GB"], line["whole, s"]) for line in lines])
+        figures, sentence = plan(fleet, transport, whole, fit([(line["GB"], line["pause, s"]) for line in lines]))
         sentences.append(sentence)
         for figure, value in figures.items():
             unit = "share" if "share" in figure else {"gb": "GB", "_s": "s"}.get(figure[-2:], "GB/s")
@@ -213,24 +198,39 @@ def _plans(table: list[dict], fleet: Fleet) -> tuple[list[dict], list[str]]:
 
 
 def _pictures(table: list[dict]) -> list[Picture]:
-    transports = list(dict.fromkeys(line["transport"] for line in table))
+    names = list(dict.fromkeys(line["transport"] for line in table))
 
-    def curves(column: str) -> list[Line]:
-        return [
-            Line(t, sorted((line["GB"], line[column]) for line in table if line["transport"] == t)) for t in transports
+    def curves(column: str, plain: str = "") -> list[Line]:
+        """One for each transport, and for each kind of plain copy."""
+        found = [
+            Line(name, sorted((line["GB"], line[column]) for line in table if line["transport"] == name))
+            for name in names
         ]
+        for what in dict.fromkeys(line["plain is"] for line in table) if plain else ():
+            points = {line["GB"]: line[plain] for line in table if line["plain is"] == what}
+            beside = next(line["transport"] for line in table if line["plain is"] == what)
+            found.append(Line(what, sorted(points.items()), beside=beside))
+        return found
 
-    copies = sorted({(line["GB"], line["plain copy, GB/s"]) for line in table})
+    several = len({line["GB"] for line in table}) > 1
     return [
         Picture(
             "Bytes into the engine's memory",
             "GB of weights",
             "GB/s",
-            [*curves("transfer, GB/s"), Line("plain copy", copies)],
-            log_x=len(copies) > 1,
+            curves("transfer, GB/s", "plain, GB/s"),
+            log_x=several,
             log_y=True,
         ),
-        Picture("Pause of the engine", "GB of weights", "seconds", curves("pause, s"), log_x=len(copies) > 1),
+        Picture("Pause of the engine", "GB of weights", "seconds", curves("pause, s"), log_x=several, log_y=True),
+        Picture(
+            "From the trainer's weights to an engine that serves them",
+            "GB of weights",
+            "seconds",
+            curves("whole, s"),
+            log_x=several,
+            log_y=True,
+        ),
     ]
 
 

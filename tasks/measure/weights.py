@@ -1,54 +1,46 @@
-"""Weights to move: a model's names and shapes with values that change, and the plainest copy of as many bytes."""
+"""Weights to move: a model's names and shapes, with values that change."""
 
-import statistics
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 WIDTHS = (256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096)
 VOCABULARY = 49_152
-_STEP = 2e-3  # of a value's size: well above a bfloat16's last bit, so that every value changes
+_STEP = 2**-7  # of a value's size: the last bit of a bfloat16
 
 
 class Weights:
     """Random values under the names and shapes of the model in a folder, a tied head left out as trainers do.
 
-    tensors: by Hugging Face name, of type `dtype`.
+    tensors: by Hugging Face name, of type `dtype`, on `device`.
     """
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str, device: str = "cpu") -> None:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
 
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
         self.dtype = dtype
         self.tensors: dict[str, torch.Tensor] = {
-            name: torch.empty(p.shape, dtype=getattr(torch, dtype)).uniform_(-0.05, 0.05)
-            for name, p in model.named_parameters()
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device=device).uniform_(-0.05, 0.05)
+            for name, shape in _shapes(folder).items()
         }
         self.nbytes = sum(t.nbytes for t in self.tensors.values())
 
-    def change(self) -> None:
-        """Another version: every value moves a little."""
+    def change(self, share: float = 1.0) -> None:
+        """Another version: this share of the values, chosen at random, moves a little."""
+        import torch
+
         for tensor in self.tensors.values():
-            tensor.mul_(1 - _STEP)
+            step = _STEP if share == 1 else _STEP * torch.empty_like(tensor).bernoulli_(share)
+            tensor.mul_(1 + step)
 
 
-def ceiling_s(nbytes: int, repeats: int) -> float:
-    """Median seconds of one copy of `nbytes` between two arrays of this process that have been touched before."""
+def size_of(folder: Path, dtype: str) -> int:
+    """Bytes of those weights, without making them."""
     import torch
 
-    source, target = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
-    seconds = []
-    for _ in range(repeats):
-        started = time.monotonic()
-        target.copy_(source)
-        seconds.append(time.monotonic() - started)
-    return statistics.median(seconds)
+    return sum(shape.numel() for shape in _shapes(folder).values()) * getattr(torch, dtype).itemsize
 
 
 def random_model(billions: float, dtype: str, parent: Path) -> Path:
@@ -81,6 +73,15 @@ def random_model(billions: float, dtype: str, parent: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((resolve("random:llama") / name).read_bytes())
     return folder
+
+
+def _shapes(folder: Path) -> dict[str, "torch.Size"]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    return {name: p.shape for name, p in model.named_parameters()}
 
 
 def _per_layer(width: int) -> int:

@@ -51,16 +51,18 @@ def draw(key: str, picture: Picture) -> Figure:
     """A chart with one coloured line a curve."""
     xs = [x for line in picture.lines for x, _ in line.points]
     ys = [y for line in picture.lines for _, y in line.points]
-    x_axis = Log(min(xs), max(xs)) if picture.log_x else Linear(0, max(xs))
-    y_axis = Log(min(ys), max(ys)) if picture.log_y else Linear(0, max(ys))
+    x_axis = Log(min(xs), max(xs), fine=True) if picture.log_x else Linear(0, max(xs))
+    y_axis = Log(min(ys), max(ys), fine=True) if picture.log_y else Linear(0, max(ys))
     plot = Plot(picture.title, x_axis, y_axis, x_label=picture.x_label, y_label=picture.y_label)
+    own = [line.name for line in picture.lines if not line.beside]
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(own)}
     legend = []
-    for i, line in enumerate(picture.lines):
-        colour = COLOURS[i % len(COLOURS)]
-        plot.line(line.points, colour)
+    for line in picture.lines:
+        colour = colours[line.beside or line.name]
+        plot.line(line.points, f"{colour} dashed" if line.beside else colour)
         for x, y in line.points:
             plot.dot(x, y, colour, f"{line.name}: {number(y)} {picture.y_label} at {number(x)} {picture.x_label}")
-        legend.append((colour, line.name))
+        legend.append((colour, f"dashed: {line.name}" if line.beside else line.name))
     return Figure(key, picture.title, plot.svg(), legend=legend)
 
 

@@ -72,13 +72,18 @@ class Steps(Linear):
 
 
 class Log:
-    """Whole decades around [low, high]; values at or below zero sit on the lower edge."""
+    """Whole decades around [low, high]; values at or below zero sit on the lower edge.
 
-    def __init__(self, low: float, high: float) -> None:
+    fine: with ticks at 2 and 5 too, where there are no more than two decades.
+    """
+
+    def __init__(self, low: float, high: float, *, fine: bool = False) -> None:
         self.first = math.floor(math.log10(low) + 1e-9)
         self.last = max(self.first + 1, math.ceil(math.log10(high) - 1e-9))
         stride = max(1, math.ceil((self.last - self.first) / 5))
         self.ticks = [10.0**e for e in range(self.last, self.first - 1, -stride)]
+        if fine and self.last - self.first <= 2:
+            self.ticks += [m * 10.0**e for e in range(self.first, self.last) for m in (2, 5)]
 
     def at(self, value: float) -> float:
         if value <= 0:
@@ -87,6 +92,8 @@ class Log:
 
     def label(self, tick: float) -> str:
         exponent = round(math.log10(tick))
+        if abs(tick / 10.0**exponent - 1) > 1e-6:
+            return number(tick)
         return {0: "1", 1: "10", 2: "100", -1: "0.1", -2: "0.01"}.get(exponent, f"1e{exponent}").replace("-", "−")
 
 
