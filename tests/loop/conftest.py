@@ -27,7 +27,8 @@ def machine(tmp_path_factory, planted) -> dict[str, str]:
     for shared in ("models", "packages"):
         (home() / shared).mkdir(parents=True, exist_ok=True)
         (here / shared).symlink_to(home() / shared)
-    usual = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "LOCKSTEP_"))}
+    ours = ("PREFECT_", "MLFLOW_", "LOCKSTEP_", "OMP_")  # the last is of the tests' own process
+    usual = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     found = os.pathsep.join(
         map(str, (Path(__file__).parent, Path(__file__).parents[2]))
     )  # the demo flow, and this tree

@@ -39,7 +39,7 @@ def below(api: str, run: dict) -> list[dict]:
     return called + httpx.post(f"{api}/task_runs/filter", json={"flow_runs": {"id": {"any_": ids}}}).json()
 
 
-def until(condition: Callable[[], object], patience_s: float = 240.0) -> object:
+def until(condition: Callable[[], object], patience_s: float = 500.0) -> object:
     """What `condition` gives once it is true."""
     deadline = time.monotonic() + patience_s
     while not (found := condition()):

@@ -29,14 +29,16 @@ def silent(deployed, prefect_api, tmp_path_factory) -> str:
     os.mkfifo(folder / "gate")
     victim = demo(deployed | {"LOCKSTEP_HOME": str(elsewhere), "PREFECT_API_URL": prefect_api}, folder, "--local")
     with at_the_gate(folder) as pid:
-        until(lambda: heartbeats(prefect_api))
+        until(lambda: heartbeats(prefect_api, folder))
         os.kill(pid, signal.SIGKILL)
         return victim.communicate()[1]
 
 
-def heartbeats(api: str) -> list[dict]:
-    wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}
-    return httpx.post(f"{api}/events/filter", json=wanted).json()["events"]
+def heartbeats(api: str, folder: Path) -> list[dict]:
+    """Those of the running run in `folder`."""
+    of = [f"prefect.flow-run.{run['id']}" for run in in_state(api, folder, "RUNNING")]
+    wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": of}}}
+    return httpx.post(f"{api}/events/filter", json=wanted).json()["events"] if of else []
 
 
 @MODES
@@ -171,11 +173,16 @@ def by_id(api: str, flow_run_id: str) -> dict:
     return httpx.get(f"{api}/flow_runs/{flow_run_id}").json()
 
 
+def in_state(api: str, folder: Path, state: str) -> list[dict]:
+    """The demo's runs in `folder` whose state is of this type."""
+    wanted = {"flows": {"name": {"any_": ["demo"]}}, "flow_runs": {"state": {"type": {"any_": [state]}}}}
+    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    return [run for run in found if run["parameters"]["config"]["folder"] == str(folder)]
+
+
 def paused(api: str, folder: Path) -> dict | None:
     """The run in `folder` that waits for a person."""
-    wanted = {"flow_runs": {"state": {"type": {"any_": ["PAUSED"]}}}}
-    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
-    return next((run for run in found if run["parameters"]["config"]["folder"] == str(folder)), None)
+    return next(iter(in_state(api, folder, "PAUSED")), None)
 
 
 def set_state(api: str, run: dict, state: dict, force: bool) -> None:

@@ -33,12 +33,12 @@ def automated(services, lockstep):
     assert lockstep("automate", "--off").returncode == 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_registered_target_becomes_a_release_that_a_person_approved(automated, lockstep, prefect_api):
     done = subprocess.run([sys.executable, "-c", REGISTER], env=automated, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
-    waiting = until(lambda: _runs(prefect_api, "release", "PAUSED") or _bad(prefect_api), 500)
+    waiting = until(lambda: _runs(prefect_api, "release", "PAUSED") or _bad(prefect_api), 1200)
     assert [run["state_name"] for run in waiting] == ["Paused"], [run["state"]["message"] for run in waiting]
     word = {"decision": "approve", "name": "Ann", "reason": "acceptance is up"}
     resume = f"{prefect_api}/flow_runs/{waiting[0]['id']}/resume"
@@ -91,6 +91,5 @@ def _is_ours(run: dict) -> bool:
 
 
 def _events(api: str) -> list[dict]:
-    wanted = {"filter": {"event": {"prefix": ["lockstep."]}}}
-    found = httpx.post(f"{api}/events/filter", json=wanted).json()["events"]
-    return [event for event in found if event["resource"].get("lockstep.name") == "alone"]
+    wanted = {"event": {"prefix": ["lockstep."]}, "resource": {"labels": {"lockstep.name": ["alone"]}}}
+    return httpx.post(f"{api}/events/filter", json={"filter": wanted}).json()["events"]
