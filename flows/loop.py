@@ -23,6 +23,7 @@ from infra.lineage.lineage import Lineage
 from infra.services.patience import patiently
 from infra.services.progress import report
 from infra.services.runs import Refused, RunKey, claim, keep_outcome
+from tasks.quant.steps import check_scheme
 from tasks.report.summary import LoopSummary, Phase
 
 
@@ -34,6 +35,7 @@ def loop(config: LoopConfig, run: RunKey | None = None) -> LoopSummary:
     """
     with claim("loop", config, run) as key, Lineage().run(key, "loop", model=config.target.name) as mlflow_run:
         trip = Trip(key, mlflow_run.id)
+        check_scheme(config.target, config.quantize, config.engine.dtype, key)
         policy = trip.phase(rl, config.narrow(RLFlowConfig))
         head = trip.phase(drafter, config.narrow(DrafterFlowConfig), target=policy.target)
         copy = trip.phase(quantize, config.narrow(QuantizeFlowConfig), target=policy.target, drafter=head.drafter)
