@@ -28,7 +28,7 @@ def at_the_gate(folder: Path) -> Iterator[int]:
 
 def flow_run(api: str, told: str) -> dict:
     """The flow run whose page the command named."""
-    return httpx.get(f"{api}/flow_runs/{told.split('/runs/flow-run/')[1].split()[0]}").json()
+    return by_id(api, told.split("/runs/flow-run/")[1].split()[0])
 
 
 def below(api: str, run: dict) -> list[dict]:
@@ -46,3 +46,38 @@ def until(condition: Callable[[], object], patience_s: float = 500.0) -> object:
         assert time.monotonic() < deadline, "waited in vain"
         threading.Event().wait(0.2)
     return found
+
+
+def by_id(api: str, flow_run_id: str) -> dict:
+    return httpx.get(f"{api}/flow_runs/{flow_run_id}").json()
+
+
+def in_state(api: str, folder: Path, state: str) -> list[dict]:
+    """The demo's runs in `folder` whose state is of this type."""
+    wanted = {"flows": {"name": {"any_": ["demo"]}}, "flow_runs": {"state": {"type": {"any_": [state]}}}}
+    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    return [run for run in found if run["parameters"]["config"]["folder"] == str(folder)]
+
+
+def paused(api: str, folder: Path) -> dict | None:
+    """The run in `folder` that waits for a person."""
+    return next(iter(in_state(api, folder, "PAUSED")), None)
+
+
+def heartbeats(api: str, folder: Path) -> list[dict]:
+    """Those of the running run in `folder`."""
+    of = [f"prefect.flow-run.{run['id']}" for run in in_state(api, folder, "RUNNING")]
+    wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": of}}}
+    return httpx.post(f"{api}/events/filter", json=wanted).json()["events"] if of else []
+
+
+def call(environment: dict[str, str], script: str) -> str:
+    """What the script printed."""
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def automations(environment: dict[str, str], calls: str) -> str:
+    """What `lockstep automate` asks of Prefect besides deploying; what that printed."""
+    return call(environment, f"from infra.services.automations import notify, resume_crashed; {calls}")

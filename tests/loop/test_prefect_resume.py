@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from demo_runs import at_the_gate, below, demo, flow_run, until
+from demo_runs import at_the_gate, automations, below, by_id, call, demo, flow_run, heartbeats, paused, until
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 LIVES = "its process lives"
@@ -32,13 +32,6 @@ def silent(deployed, prefect_api, tmp_path_factory) -> str:
         until(lambda: heartbeats(prefect_api, folder))
         os.kill(pid, signal.SIGKILL)
         return victim.communicate()[1]
-
-
-def heartbeats(api: str, folder: Path) -> list[dict]:
-    """Those of the running run in `folder`."""
-    of = [f"prefect.flow-run.{run['id']}" for run in in_state(api, folder, "RUNNING")]
-    wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": of}}}
-    return httpx.post(f"{api}/events/filter", json=wanted).json()["events"] if of else []
 
 
 @MODES
@@ -169,39 +162,11 @@ def test_what_a_person_says_while_the_process_is_gone_counts(deployed, prefect_a
     assert by_id(prefect_api, waiting["id"])["state_type"] == "CRASHED"
 
 
-def by_id(api: str, flow_run_id: str) -> dict:
-    return httpx.get(f"{api}/flow_runs/{flow_run_id}").json()
-
-
-def in_state(api: str, folder: Path, state: str) -> list[dict]:
-    """The demo's runs in `folder` whose state is of this type."""
-    wanted = {"flows": {"name": {"any_": ["demo"]}}, "flow_runs": {"state": {"type": {"any_": [state]}}}}
-    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
-    return [run for run in found if run["parameters"]["config"]["folder"] == str(folder)]
-
-
-def paused(api: str, folder: Path) -> dict | None:
-    """The run in `folder` that waits for a person."""
-    return next(iter(in_state(api, folder, "PAUSED")), None)
-
-
 def set_state(api: str, run: dict, state: dict, force: bool) -> None:
     """Ask for a state as others than the run's own process do."""
     wanted = {"state": state, "force": force}
     done = httpx.post(f"{api}/flow_runs/{run['id']}/set_state", json=wanted)
     assert done.json()["status"] == "ACCEPT", done.text
-
-
-def automations(environment: dict[str, str], calls: str) -> str:
-    """What `lockstep automate` asks of Prefect besides deploying; what that printed."""
-    return call(environment, f"from infra.services.automations import notify, resume_crashed; {calls}")
-
-
-def call(environment: dict[str, str], script: str) -> str:
-    """What the script printed."""
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
