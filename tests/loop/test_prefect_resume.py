@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -19,6 +20,20 @@ from demo_runs import at_the_gate, automations, below, by_id, call, demo, flow_r
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 LIVES = "its process lives"
+BLOCK = """
+import os
+from infra.services.automations import notify
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+
+told = {"about": "{{subject}}", "why": "{{body}}"}
+CustomWebhookNotificationBlock(name="ops", url=os.environ["INBOX"], json_data=told).save("ops", overwrite=True)
+for name in ("nobody", "ops"):
+    os.environ["LOCKSTEP_NOTIFY_BLOCK"] = f"custom-webhook/{name}"
+    try:
+        print(notify())
+    except ValueError as error:
+        print(error)
+"""
 MODES = pytest.mark.parametrize("mode", [[], ["--local"]], ids=["worker", "local"])
 
 
@@ -246,22 +261,22 @@ def running(api: str, folder: Path) -> dict | None:
     return next((run for run in found if run["parameters"]["config"]["folder"] == str(folder)), None)
 
 
+def event_happens(api: str, event: str, about: str) -> None:
+    news = {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat(), "event": event}
+    resource = {"prefect.resource.id": about, "prefect.resource.name": about}
+    payload = {"reason": "acceptance fell", "lost": 0.4}
+    httpx.post(f"{api}/events", json=[news | {"resource": resource, "payload": payload}]).raise_for_status()
+
+
 def test_a_notification_block_is_told_in_words_of_a_failure_drift_and_a_refusal_until_nobody_is(
     deployed, prefect_api, tmp_path, inbox
 ):
     address, posted = inbox
-    make = "from prefect.blocks.notifications import CustomWebhookNotificationBlock as Block; "
-    make += (
-        f"block = Block(name='ops', url={address!r}, json_data={{'about': '{{{{subject}}}}', 'why': '{{{{body}}}}'}}); "
-    )
-    call(deployed, f"from infra.services.events import emit; {make} block.save('ops', overwrite=True)")
-    missing = {"LOCKSTEP_NOTIFY_BLOCK": "custom-webhook/nobody"}
-    told = automations(deployed | missing, "\ntry: notify()\nexcept ValueError as error: print(error)")
-    assert told == (
-        "LOCKSTEP_NOTIFY_BLOCK=custom-webhook/nobody: this Prefect server has no such block, make it there\n"
-    )
-    named = {"LOCKSTEP_NOTIFY_BLOCK": "custom-webhook/ops"}
-    assert automations(deployed | named, "print(notify())") == "custom-webhook/ops\n"
+    told = call(deployed | {"INBOX": address}, BLOCK).splitlines()
+    assert told == [
+        "LOCKSTEP_NOTIFY_BLOCK=custom-webhook/nobody: this Prefect server has no such block, make it there",
+        "custom-webhook/ops",
+    ]
 
     (tmp_path / "fail").touch()
     failed = demo(deployed, tmp_path)
@@ -270,11 +285,9 @@ def test_a_notification_block_is_told_in_words_of_a_failure_drift_and_a_refusal_
     failed = {key: run["state"][key] for key in ("type", "message")}
     told_of(f"{run['name']}: Failed", posted, lambda: set_state(prefect_api, run, failed, force=True))
     for event, about in (("lockstep.drafter.drifted", "d/1"), ("lockstep.release.refused", "r/1")):
-        resource = {"prefect.resource.id": about, "prefect.resource.name": about}
-        news = f"{event!r}, str(time.time()), {resource}, {{'reason': 'acceptance fell', 'lost': 0.4}}"
-        emit = partial(call, deployed, f"import time; from infra.services.events import emit; emit({news})")
-        emit()
-        told_of(f"{about}: {event}", posted, emit)
+        happens = partial(event_happens, prefect_api, event, about)
+        happens()
+        told_of(f"{about}: {event}", posted, happens)
     why = {news["about"]: news["why"] for news in posted}
     assert "the disk is full" in why[f"{run['name']}: Failed"]
     assert why[f"{run['name']}: Failed"].endswith(f"/runs/flow-run/{run['id']}")
