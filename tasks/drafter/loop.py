@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from infra.cluster.ranks import Ranks, spread, whole
 from infra.config.drafter import DrafterConfig
+from tasks.drafter.sharded import Sharded, share
 from tasks.drafter.sources import ROLLOUTS
-from tasks.drafter.spread import Spread, share
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import WHOLE
 
@@ -64,7 +64,7 @@ class TrainingLoop(ABC):
     def start(self, packs: Iterator[list[int]]) -> None:
         """Call once `model` is on its device."""
         self.packs = packs
-        self.spread = Spread(self.model, self.ranks, self.device) if self.ranks.world > 1 else None
+        self.sharded = Sharded(self.model, self.ranks, self.device) if self.ranks.world > 1 else None
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=self.config.lr, weight_decay=0.0, fused=True)
         self.curve = Curve()
@@ -171,12 +171,12 @@ class TrainingLoop(ABC):
 
     def compute(self, of: Callable[..., Any], *args: Any) -> Any:
         """`of(model, *args)`. A collective call, but for within `whole_weights`."""
-        return of(self.model, *args) if self.spread is None else self.spread(of, *args)
+        return of(self.model, *args) if self.sharded is None else self.sharded(of, *args)
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
         """No gradients, and `compute` is no collective call. Entering and leaving it is."""
-        with torch.no_grad(), self.spread.whole() if self.spread else nullcontext():
+        with torch.no_grad(), self.sharded.whole() if self.sharded else nullcontext():
             yield
 
     def learning_rate(self, step: int) -> float:

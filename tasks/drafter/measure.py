@@ -6,6 +6,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from infra.engine.spec import EngineHandle
     from tasks.drafter.answers import Answered, Answering
     from tasks.drafter.measure_training import Training
-    from tasks.drafter.traffic import Prompt
+    from tasks.drafter.traffic import Traffic
 
 FIRST_ID = 100  # of the random tokens: special ones come before
 
@@ -34,6 +35,9 @@ class DrafterOptions(Section):
     out."""
     steps: int = Field(30, ge=3)
     """Training steps of each trainer; the first two are not timed."""
+    served: bool = False
+    """Serve the head trained here and the one that speculators trained, on `drafter.eval_prompts` other prompts of each
+    domain."""
 
 
 class DrafterMeasurement:
@@ -57,7 +61,7 @@ class DrafterMeasurement:
         from tasks.drafter.states import StatesWriter
 
         target, concurrency = resolve(config.target.source), config.engine.max_concurrent_sequences
-        prompts, answering = _asked(target, config, options.prompts)
+        asked, answering = _asked(target, config, options)
         layer_ids = captured_layers(target)
         size = layer_bytes(target, len(layer_ids), config.engine.dtype)
         torch.set_num_threads(config.cluster.trainer_threads)
@@ -67,8 +71,8 @@ class DrafterMeasurement:
             with start(EngineSpec(model=target, role=Role.eval, config=config.engine), here, say) as engine:
                 _read(engine.handle(), random_sequences(target, options, seed=1), concurrency)
                 plain = _read(engine.handle(), random_sequences(target, options, seed=2), concurrency)
-                say(f"answering {len(prompts)} prompts")
-                answers = asyncio.run(answer(engine.handle(), prompts, answering))
+                say(f"answering {len(asked.train)} prompts")
+                answers = asyncio.run(answer(engine.handle(), asked.train, answering))
             capturing = Capture(layer_ids=layer_ids, folder=here / "staging")
             spec = EngineSpec(model=target, role=Role.capture, config=config.engine, capture=capturing)
             say("starting an engine that captures")
@@ -78,23 +82,29 @@ class DrafterMeasurement:
                 for name, sequences in (("warm", warm), ("timed", timed), ("answers", answers)):
                     with StatesWriter(here / name, layer_ids) as writer:
                         speed[name] = _capture(engine.handle(), sequences, writer, size, concurrency)
-            training = measure_training.compare(target, here / "answers", config.drafter, options.steps, here, say)
+            training = measure_training.compare(
+                target, here / "answers", config.drafter, options.steps, here, say, config.engine.dtype
+            )
+            if options.served:
+                training = _served(target, training, asked, config, here, say)
         return _measured(config.target.name, options, plain, speed["timed"], training, size)
 
 
-def _asked(target: Path, config: DrafterFlowConfig, count: int) -> "tuple[list[Prompt], Answering]":
-    """`count` prompts of each source that no run has to give, and how they are answered. No later turns."""
+def _asked(target: Path, config: DrafterFlowConfig, options: DrafterOptions) -> "tuple[Traffic, Answering]":
+    """Prompts of each source that no run has to give, without later turns, and how they are answered."""
     from tasks.drafter.answers import Answering
     from tasks.drafter.sources import OWN, RL, ROLLOUTS
     from tasks.drafter.template import ChatTemplate
-    from tasks.drafter.traffic import gather
+    from tasks.drafter.traffic import Traffic, gather
 
-    settings = config.drafter
-    wanted = [s.model_copy(update={"prompts": count}) for s in settings.traffic if s.source not in (OWN, RL, ROLLOUTS)]
+    settings, given = config.drafter, (OWN, RL, ROLLOUTS)
+    wanted = [s.model_copy(update={"prompts": options.prompts}) for s in settings.traffic if s.source not in given]
     if not wanted:
         raise MeasureError("drafter.traffic has no source of prompts of its own: add one, such as writing or code")
     longest = settings.max_prompt_tokens
-    found = gather(wanted, ChatTemplate(target), held_out=0, max_prompt_tokens=longest, seed=settings.seed)
+    held_out = settings.eval_prompts if options.served else 0
+    found = gather(wanted, ChatTemplate(target), held_out=held_out, max_prompt_tokens=longest, seed=settings.seed)
+    first = [prompt.model_copy(update={"later": []}) for prompt in found.train]
     answering = Answering(
         max_new_tokens=settings.max_new_tokens,
         max_prompt_tokens=longest,
@@ -102,7 +112,36 @@ def _asked(target: Path, config: DrafterFlowConfig, count: int) -> "tuple[list[P
         seed=settings.seed,
         concurrency=config.engine.max_concurrent_sequences,
     )
-    return [prompt.model_copy(update={"later": []}) for prompt in found.train], answering
+    return Traffic(train=first, held_out=found.held_out), answering
+
+
+def _served(
+    target: Path,
+    training: "Training",
+    asked: "Traffic",
+    config: DrafterFlowConfig,
+    here: Path,
+    say: Callable[[str], None],
+) -> "Training":
+    """`training` with what an engine accepts of the head trained here and of speculators' own."""
+    from infra.engine.drafters import speculation
+    from infra.engine.launch import start
+    from infra.engine.spec import EngineSpec, Role
+    from tasks.drafter.measure_training import HERE, THEIRS
+    from tasks.evaluate.acceptance import measure
+
+    settings, by = config.drafter, dict(training.by)
+    for name in (HERE, THEIRS):
+        say(f"serving the head of {name}")
+        proposing = speculation(by[name].head, settings.num_speculative_tokens)
+        spec = EngineSpec(model=target, role=Role.eval, config=config.engine, speculation=proposing)
+        with start(spec, here, say) as engine:
+            prompts = {"all": [p.token_ids for p in asked.held_out]}
+            labels = dict(subject=name, max_new_tokens=settings.max_new_tokens, concurrency=settings.eval_concurrency)
+            measured = asyncio.run(measure(engine.handle(), prompts, **labels))
+        (found,) = (row for row in measured.rows if row["figure"] == "acceptance_length")
+        by[name] = replace(by[name], served=found["value"], drafts=found["n"])
+    return replace(training, by=by)
 
 
 def random_sequences(target: Path, options: DrafterOptions, seed: int) -> "list[Answered]":
@@ -171,7 +210,7 @@ def _measured(
         _line("reading", plain),
         _line("capturing", captured, megabytes=captured * size / 1e6),
         *(
-            _line(by, one.tokens_per_second, tokens=one.tokens, acceptance=one.acceptance)
+            _line(by, one.tokens_per_second, tokens=one.tokens, acceptance=one.acceptance, served=one.served)
             for by, one in training.by.items()
         ),
     ]
@@ -188,6 +227,7 @@ def _line(
     megabytes: float | None = None,
     tokens: int | None = None,
     acceptance: float | None = None,
+    served: float | None = None,
 ) -> dict[str, str | float | int | None]:
     return {
         "work": work,
@@ -195,6 +235,7 @@ def _line(
         "MB/s": megabytes,
         "tokens trained on": tokens,
         "held-out acceptance": acceptance,
+        "served acceptance": served,
     }
 
 

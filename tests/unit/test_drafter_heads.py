@@ -188,6 +188,8 @@ def test_training_repeats_itself_whatever_the_strides(target, states, worker):
 def test_a_killed_training_goes_on_bit_for_bit(target, states, worker, tmp_path):
     """Killed after its first checkpoint; what a kill leaves of an unfinished one is no checkpoint. Sums are bit for bit
     those of as many threads."""
+    if "qwen3" in target.name:
+        pytest.skip("one family is enough: what is kept is the head")
     config, checkpoint = CONFIG.model_copy(update={"checkpoint_every": 2}), tmp_path / "head.pt"
     script = textwrap.dedent(f"""
         import os, signal, torch

@@ -14,7 +14,7 @@ from tasks.drafter.answers import Answered
 from tasks.drafter.export import CARD, tokenizer_digest
 from tasks.drafter.heads import load_weights
 from tasks.drafter.remote import RemoteWorker
-from tasks.drafter.spread import share
+from tasks.drafter.sharded import share
 from tasks.drafter.states import Captured, Sequence, StatesWriter
 from tasks.drafter.worker import TrainerWorker
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infra.config.drafter import DrafterConfig
-from tasks.drafter import measure_training, speculators_trainer
+from tasks.drafter import contract, measure_training, speculators_trainer
 from tasks.drafter.measure_training import HERE, THEIRS, THEIRS_FROM_HERE
 from tasks.drafter.states import Captured, Sequence, StatesWriter
 from tasks.drafter.train import HeadTrainer
@@ -54,6 +54,8 @@ def test_both_trainers_are_compared_on_the_same_tokens(states, tiny_llama, tmp_p
     speed, length = measure_training.findings(training)
     assert "times speculators' own trainer" in speed and f"After {training.by[HERE].tokens} tokens" in length
     figures = {(row["figure"], row["domain"]) for row in measure_training.rows(training, "target:t")}
+    for one in training.by.values():
+        contract.check(one.head, tiny_llama)
     assert ("held_out_acceptance", THEIRS) in figures and ("training_tokens_per_second", HERE) in figures
 
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from infra.cluster.ranks import Ranks
 
 
-class Spread(torch.nn.Module):
+class Sharded(torch.nn.Module):
     """`model` as one unit: drafters are small, and what is frozen of them (the target's embedding and head) every rank
     has whole. What reads the weights runs inside a forward pass, of all ranks at once."""
 
