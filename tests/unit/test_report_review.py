@@ -165,8 +165,8 @@ def test_transports_that_were_measured_are_told_with_their_size_for_this_target_
     assert verdicts(case) == verdicts(known())  # what else there is changes nothing of what was used
 
 
-def test_the_newest_measurement_of_the_target_is_found(tmp_path):
-    lineage = Lineage(f"sqlite:///{tmp_path / 'mlflow.db'}")
+def test_the_newest_measurement_of_the_target_is_found(tmp_path, book):
+    lineage = Lineage(book(tmp_path / "mlflow.db"))
     runs = {}
     for key, what, target in (("a", "transport", "smol"), ("b", "transport", "smol"), ("c", "transport", "other")):
         with lineage.run(key, "measure", model=target, tags={MEASURED: what}) as run:
