@@ -204,12 +204,12 @@ class Session:
         ray = self._ray()
         starting = host.start.remote(name, spec)
         told = ""
-        while not ray.wait([starting], timeout=_POLL_S)[0]:
-            line = self.result(host.line.remote(name))
-            if progress and line != told:
-                progress(line)
-                told = line
         try:
+            while not ray.wait([starting], timeout=_POLL_S)[0]:
+                line = self.result(host.line.remote(name))
+                if progress and line != told:
+                    progress(line)
+                    told = line
             return self.result(starting)
         except ray.exceptions.RayActorError as error:
             self._lost(host)
