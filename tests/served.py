@@ -1,5 +1,6 @@
 """A fleet with a house around it, for tests that release through it: what the flow does, step by step."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -99,7 +100,8 @@ def api_server(fleet: Fleet) -> psutil.Process:
     """The server of one of the replicas."""
     addresses = {int(p.stem.rpartition("-")[2]) for p in (Path(os.environ["LOCKSTEP_HOME"]) / "logs").rglob("serve-*")}
     for process in psutil.Process(State.read().pid).children(recursive=True):
-        ports = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-        if ports & addresses:
-            return process
+        with contextlib.suppress(psutil.NoSuchProcess):  # the fleet's helpers come and go
+            ports = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+            if ports & addresses:
+                return process
     raise AssertionError(f"no replica listens on any of {addresses}")

@@ -17,7 +17,7 @@ class KubernetesConfig(Section):
     """Container image in which Lockstep and its vLLM are installed."""
     claim: Name = "lockstep-store"
     """PersistentVolumeClaim that holds the store, the folder that LOCKSTEP_STORE names here. It is only read."""
-    credentials: Name = "lockstep-serve"
+    secret_name: Name = "lockstep-serve"
     """Secret whose entry `key` opens the engines: clients send it as their API key."""
     gateway: Name = "lockstep"
     """Gateway, of the Gateway API, that the route joins."""

@@ -137,7 +137,7 @@ def _pod(container: str, side: Side, config: FleetConfig) -> Manifest:
         limits[kubernetes.gpu_resource] = str(spec.config.tensor_parallel)
     else:
         limits["cpu"] = str(spec.config.cpu_threads)
-    secret = {"secretKeyRef": {"name": kubernetes.credentials, "key": "key"}}
+    secret = {"secretKeyRef": {"name": kubernetes.secret_name, "key": "key"}}
     env = [{"name": KEY_VARIABLE, "valueFrom": secret}]
     env += [{"name": name, "value": value} for name, value in settings(spec, gpus=gpus).items()]
     health = {"httpGet": {"path": "/health", "port": "http", "scheme": "HTTP"}, "periodSeconds": EVERY_S}

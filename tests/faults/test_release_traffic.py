@@ -59,6 +59,9 @@ def test_clients_see_nothing_of_releases_rollbacks_and_dying_replicas(house, con
         assert load.answered[one.label] > by_then
         assert (load.failed, load.cut) == ([], 0)
 
+        for state in fleet.states():
+            if list(state.pools) == [state.stable]:
+                break  # what is found now serves, and is not about to be stopped
         victim = api_server(fleet)
         os.kill(victim.pid, signal.SIGKILL)
         load.wait_for(60)
