@@ -23,7 +23,9 @@ from infra.serving.state import PoolState, State, Triple, Wish
 from infra.store.refs import ArtifactRef
 from tasks.release import live
 
-SPEC = EngineSpec(model=Path("/models/a"), role=Role.serve, served_name="smol", label="smol/2", key=SecretStr("open-sesame"))
+SPEC = EngineSpec(
+    model=Path("/models/a"), role=Role.serve, served_name="smol", label="smol/2", key=SecretStr("open-sesame")
+)
 TRIPLE = Triple(
     parts={"target": "smol/2"}, artifacts=[ArtifactRef(name="target/a", digest="sha256:a", bytes=1)], spec=SPEC
 )
