@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from infra.services import environment
@@ -13,6 +14,7 @@ from prefect.blocks.webhook import Webhook  # noqa: E402
 from prefect.client.orchestration import get_client  # noqa: E402
 from prefect.client.schemas.objects import StateType  # noqa: E402
 from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, SendNotification  # noqa: E402
+from prefect.events.schemas.automations import AutomationCore  # noqa: E402
 from prefect.exceptions import ObjectNotFound  # noqa: E402
 
 MARK_SILENT = "lockstep: mark silent runs crashed"
@@ -123,9 +125,18 @@ def _told(subject: str, body: str) -> ActionTypes:
 
 
 def _keep(wanted: Automation) -> None:
-    """Make the automation, or make the one of that name what is wanted."""
+    """Make the automation, or make the one of that name what is wanted. One that already is stays untouched: with an
+    update the server forgets what it was waiting for, such as the next heartbeat of a run that has lost its process."""
     with get_client(sync_client=True) as client:
         for same in client.read_automations_by_name(wanted.name):
-            client.update_automation(same.id, wanted)
+            if _said(same) != _said(wanted):
+                client.update_automation(same.id, wanted)
             return
     wanted.create()
+
+
+def _said(automation: AutomationCore) -> dict[str, Any]:
+    """What the automation says, without the ids that the server gave its parts."""
+    return automation.model_dump(
+        include={"name", "description", "enabled", "trigger", "actions"}, exclude={"trigger": {"id"}}
+    )
