@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from infra.cluster.placement import PlacementError
+from infra.cluster.turns import Turns
 from infra.engine.client import EngineClient
 from infra.engine.errors import EngineError, EngineGone
 from infra.engine.spec import EngineHandle
@@ -68,6 +69,7 @@ class Fleet:
         self._leaving: set[asyncio.Task] = set()
         self._failures = 0
         self._changed = asyncio.Condition()
+        self._turns = Turns()
         self._weights = asyncio.Lock()
         self._watching: asyncio.Task | None = None
 
@@ -172,8 +174,7 @@ class Fleet:
                 self.refused = error
             self._joining.discard(asyncio.current_task())  # before those who wait for it look again
             self._told(f"an engine could not join: {error}")
-            async with self._changed:
-                self._changed.notify_all()
+            await self._tell_all()
         except asyncio.CancelledError:
             if not starting.done():  # a thread cannot be cancelled: what it starts is stopped
                 await asyncio.wait({starting})
@@ -192,8 +193,7 @@ class Fleet:
             self.clients.append(client)
         self._failures = 0
         self._told(f"engine {engine.number} serves")
-        async with self._changed:
-            self._changed.notify_all()
+        await self._tell_all()
 
     async def _lose(self, engine: Engine, why: str) -> None:
         if engine in self._engines:
@@ -210,8 +210,7 @@ class Fleet:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         self._told(line)
-        async with self._changed:
-            self._changed.notify_all()
+        await self._tell_all()
 
     # Work
 
@@ -224,21 +223,29 @@ class Fleet:
 
     @asynccontextmanager
     async def _slot(self, near: Engine | None) -> AsyncIterator[Engine]:
-        def free() -> list[Engine]:
-            return [engine for engine in self._open() if engine.in_use < self._capacity]
-
-        async with self._changed:
-            await self._changed.wait_for(lambda: free() or self._broken())
-            if not free():
+        again = False
+        while (engine := self._free(near)) is None:
+            if self._broken():
                 raise EngineError(f"no engine is left to work on: {self._broken()}")
-            engine = near if near in free() else min(free(), key=lambda e: e.in_use)
-            engine.in_use += 1
+            await self._turns.wait(again=again)
+            again = True
+        engine.in_use += 1
         try:
             yield engine
         finally:
             engine.in_use -= 1
-            async with self._changed:
-                self._changed.notify_all()
+            self._turns.let_in()
+
+    def _free(self, near: Engine | None) -> Engine | None:
+        """`near` if it has room, else the engine with the most room, if any has."""
+        free = [engine for engine in self._open() if engine.in_use < self._capacity]
+        return near if near in free else min(free, key=lambda e: e.in_use, default=None)
+
+    async def _tell_all(self) -> None:
+        """Engines have come or gone: everybody who waits looks again."""
+        self._turns.let_all_in()
+        async with self._changed:
+            self._changed.notify_all()
 
     # Health
 

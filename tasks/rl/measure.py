@@ -6,7 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from infra.cluster.fleet import Fleet
     from tasks.rl.environments.base import Problem
     from tasks.rl.environments.chat import Chat
+
+WARM_UP_TOKENS = 32
 
 
 class RolloutOptions(Section):
@@ -157,7 +159,7 @@ async def _one(
     async with fleet, scorers:
         await fleet.resize(1)
         await fleet.ready()
-        await _alone(fleet, requests[: engine.max_concurrent_sequences], engine.max_concurrent_sequences)  # warms up
+        await _alone(fleet, _short(requests, engine.max_concurrent_sequences), engine.max_concurrent_sequences)
         alone, through = [], []
         async with LoadMeter(fleet.clients) as load:
             await load.take()
@@ -182,6 +184,11 @@ async def _one(
         "preemptions": figures["preemptions"] / (len(alone) + len(through)),
         "prefix hits": figures["prefix_hit_rate"],
     }, [pipeline / direct for pipeline, direct in zip(through, alone, strict=False)]
+
+
+def _short(requests: Sequence[Request], count: int) -> list[Request]:
+    """The first `count` with short answers, to warm an engine up: kernels are compiled on first use."""
+    return [replace(request, length=min(request.length, WARM_UP_TOKENS)) for request in requests[:count]]
 
 
 async def _alone(fleet: "Fleet", requests: Sequence[Request], concurrent: int) -> float:

@@ -30,7 +30,7 @@ class TrainerOptions(Section):
     repeats: int = Field(2, ge=1, le=20)
     """Steps of each set of rollouts; figures are their medians. One more goes before, to warm up."""
     trl: bool = False
-    """Train on the same rollouts with TRL's GRPOTrainer too, in an environment of its own that is made on first use."""
+    """Train on the same rollouts with TRL's GRPOTrainer too; it is installed into a folder of its own on first use."""
 
 
 class TrainerMeasurement:
@@ -41,7 +41,7 @@ class TrainerMeasurement:
     options = TrainerOptions
 
     def measure(self, config: RLFlowConfig, options: TrainerOptions, say: Callable[[str], None]) -> Measured:
-        """Raises MeasureError when TRL's environment cannot be made or TRL fails in it."""
+        """Raises MeasureError when TRL cannot be installed or fails."""
         from infra.store.models import resolve
         from tasks.rl import measure_trl
 

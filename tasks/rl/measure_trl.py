@@ -1,14 +1,17 @@
-"""TRL's GRPOTrainer on rollouts recorded here, in an environment of its own."""
+"""TRL's GRPOTrainer on rollouts recorded here, in a process and a folder of its own."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.services.home import home
 from tasks.evaluate.measurement import MeasureError
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def steps(
 ) -> dict[str, list[float] | float]:
     """Seconds of each step but the first, inputs that a step computes, and the share of them that is padding.
 
-    Raises MeasureError when the environment cannot be made or TRL fails.
+    Raises MeasureError when it cannot be installed or fails.
     """
     asked = {
         "model": str(model),
@@ -44,36 +47,47 @@ def steps(
     }
     (folder / "asked.json").write_text(json.dumps(asked))
     script = Path(__file__).with_name("trl_steps.py")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # on several, it would be run on each of them
     done = subprocess.run(
-        [_environment(say), script, folder / "asked.json", folder / "found.json"],
+        [sys.executable, script, folder / "asked.json", folder / "found.json"],
         capture_output=True,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": "", "TRL_EXPERIMENTAL_SILENCE": "1"},
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(_packages(say)),
+            "CUDA_VISIBLE_DEVICES": visible,
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+        },
     )
     if done.returncode:
         raise MeasureError(f"TRL {VERSION} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     return json.loads((folder / "found.json").read_text())
 
 
-def _environment(say: Callable[[str], None]) -> Path:
-    """A Python that has TRL beside everything that is installed here."""
-    from infra.services.home import home
-
+def _packages(say: Callable[[str], None]) -> list[str]:
+    """Folders of TRL and of everything that is installed here, so that both trainers have the same torch."""
+    here = [path for path in sys.path if any(Path(path).glob("*.dist-info"))]
+    with suppress(PackageNotFoundError):
+        if version("trl") == VERSION:
+            return here
     folder = home() / "environments" / f"trl-{VERSION}"
-    python = folder / "bin" / "python"
-    if (folder / "complete").exists():
-        return python
-    say(f"installing TRL {VERSION} into {folder}")
-    commands = (
-        [sys.executable, "-m", "venv", "--clear", folder],
-        [python, "-m", "pip", "install", "--quiet", "--no-deps", f"trl=={VERSION}"],
-    )
-    for command in commands:
+    if not (folder / "complete").exists():
+        say(f"installing TRL {VERSION} into {folder}")
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            folder,
+            f"trl=={VERSION}",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise MeasureError(f"TRL {VERSION} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (folder / "complete").touch()
-    return python
+        (folder / "complete").touch()
+    return [str(folder), *here]

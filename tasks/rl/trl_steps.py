@@ -1,4 +1,4 @@
-"""Run by a Python that has TRL: steps of its GRPOTrainer on recorded rollouts. Arguments: what is asked, and where the
+"""Run where TRL can be imported: steps of its GRPOTrainer on recorded rollouts. Arguments: what is asked, and where the
 answer goes, both JSON (`tasks/rl/measure_trl.py`)."""
 
 import json
@@ -6,11 +6,11 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 ROWS_AT_ONCE = 8  # TRL's default per_device_train_batch_size
 
@@ -25,10 +25,15 @@ class Clock(TrainerCallback):
         self._start = time.monotonic()
 
     def on_step_end(self, *args, **kwargs) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.seconds.append(time.monotonic() - self._start)
 
 
 def main(asked_path: str, found_path: str) -> None:
+    sys.modules["vllm"] = None  # nothing is generated here, and TRL knows older versions of it
+    from trl import GRPOConfig, GRPOTrainer
+
     asked = json.loads(Path(asked_path).read_text())
     torch.set_num_threads(asked["threads"])
     groups, group_size = asked["groups"], len(asked["groups"][0]["answers"])
@@ -36,7 +41,7 @@ def main(asked_path: str, found_path: str) -> None:
     rows = next(n for n in range(min(ROWS_AT_ONCE, count), 0, -1) if count % n == 0)
     on_gpu = torch.cuda.is_available()
 
-    def recorded(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
+    def recorded(prompts: list[str], trainer: Any) -> dict[str, list]:
         seen: Counter[str] = Counter()
         chosen = []
         for prompt in prompts:
