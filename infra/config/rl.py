@@ -231,8 +231,13 @@ class RLConfig(Section):
     transport_stall_s: float = Field(30.0, gt=0)
     """A broadcast without progress for so long is given up on both sides, seconds."""
     eval_prompts: int = Field(64, ge=1)
-    """Held-out prompts of each environment, scored before the first and after the last step at temperature 0. An
-    environment with fewer distinct ones is scored on those."""
+    """Held-out prompts of each environment, scored before the first and after the last step. An environment with fewer
+    distinct ones is scored on those."""
+    eval_temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of answers to held-out prompts; 0 takes the most likely token each time."""
+    eval_answers: int = Field(1, ge=1)
+    """Answers to each held-out prompt, whose rewards are averaged: what an answer at a temperature above 0 is worth
+    (pass@1) is known from several only."""
     eval_every: int = Field(0, ge=0)
     """Steps between evaluations on the held-out prompts in between, whose figures name the weight version; 0: none."""
     general_questions: list[str] = ["hellaswag", "truthfulqa", "capitals"]
@@ -264,6 +269,10 @@ class RLConfig(Section):
             raise ValueError("filter_groups needs group_size of 2 or more: one reward is always equal to itself")
         if self.overlong_buffer > self.max_new_tokens:
             raise ValueError("overlong_buffer exceeds max_new_tokens: it is the last part of them")
+        if self.eval_answers > 1 and not self.eval_temperature:
+            raise ValueError(
+                f"eval_answers={self.eval_answers} are all the same at eval_temperature=0: set eval_temperature=1"
+            )
         if self.correction_low > self.correction_high:
             raise ValueError("correction_low exceeds correction_high: swap them")
         titles = [e.title for e in self.environments]

@@ -16,7 +16,7 @@ from tasks.evaluate import questions as general
 from tasks.rl.environments.base import Problem
 from tasks.rl.environments.problems import Problems
 from tasks.rl.result import HeldOut
-from tasks.rl.rollout import Rollout
+from tasks.rl.rollout import Group
 from tasks.rl.sampler import Sampler
 
 
@@ -34,9 +34,9 @@ class Examination:
         return general.digest(self.questions)
 
     async def whole(self, sampler: Sampler, fleet: Fleet, when: str) -> dict[str, Any]:
-        """Rewards of the held-out problems, 0 where the scorer failed, answers to the general questions; JSON."""
+        """Mean rewards of the held-out problems, 0 where the scorer failed, answers to the general questions; JSON."""
         report(f"{len(self.problems)} held-out problems and {len(self.questions)} general questions {when} training")
-        rollouts = await sampler.answer(self.problems)
+        groups = await self._answer(sampler)
         answers = await fleet.run(
             lambda engine: general.ask(
                 engine.client.handle,
@@ -47,7 +47,7 @@ class Examination:
             )
         )
         return {
-            "rewards": [rollout.reward or 0.0 for rollout in rollouts],
+            "rewards": [_reward(group) for group in groups],
             "general": [answer.model_dump(mode="json") for answer in answers],
         }
 
@@ -63,15 +63,23 @@ class Examination:
     async def between(self, sampler: Sampler) -> dict[str, float]:
         """Figures of the held-out problems now: `eval_reward_<environment>`, and `eval_version`, the weights that every
         token of them was sampled by (NaN if they changed meanwhile)."""
-        rollouts = await sampler.answer(self.problems)
-        by_environment: dict[str, list[Rollout]] = {}
-        for rollout in rollouts:
-            by_environment.setdefault(rollout.problem.environment, []).append(rollout)
-        versions = {version for rollout in rollouts for version, _, _ in rollout.versions}
+        groups = await self._answer(sampler)
+        by_environment: dict[str, list[float]] = {}
+        for group in groups:
+            by_environment.setdefault(group.problem.environment, []).append(_reward(group))
+        versions = {version for g in groups for rollout in g.rollouts for version, _, _ in rollout.versions}
         return {
             "eval_version": float(versions.pop()) if len(versions) == 1 else float("nan"),
-            **{f"eval_reward_{e}": float(np.mean([r.reward or 0.0 for r in rs])) for e, rs in by_environment.items()},
+            **{f"eval_reward_{name}": float(np.mean(rewards)) for name, rewards in by_environment.items()},
         }
+
+    async def _answer(self, sampler: Sampler) -> list[Group]:
+        rl = self._config.rl
+        return await sampler.answer(self.problems, rl.eval_answers, rl.eval_temperature)
+
+
+def _reward(group: Group) -> float:
+    return float(np.mean([rollout.reward or 0.0 for rollout in group.rollouts]))
 
 
 def paired(problems: Sequence[Problem], before: Sequence[float], after: Sequence[float]) -> list[HeldOut]:

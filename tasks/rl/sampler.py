@@ -63,13 +63,15 @@ class Sampler:
         ]
         return Group(problem, await together(work))
 
-    async def answer(self, problems: Sequence[Problem]) -> list[Rollout]:
-        """The most likely answer (temperature 0) to each problem, scored: what held-out problems are judged by."""
-        asked = [
-            self.group(problem, 1, temperature=0.0, seed=0, number=0, place=place)
-            for place, problem in enumerate(problems)
-        ]
-        return [group.rollouts[0] for group in await together(asked)]
+    async def answer(self, problems: Sequence[Problem], count: int = 1, temperature: float = 0.0) -> list[Group]:
+        """`count` answers to each problem, scored: what held-out problems are judged by. At temperature 0 the most
+        likely ones. The same seeds every time, so that what differs is the weights."""
+        return await together(
+            [
+                self.group(problem, count, temperature=temperature, seed=0, number=0, place=place)
+                for place, problem in enumerate(problems)
+            ]
+        )
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The problem's tokens. Raises PromptTooLong when prompt and answer exceed the engine's context."""

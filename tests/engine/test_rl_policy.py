@@ -185,9 +185,15 @@ def test_a_killed_asynchronous_run_loses_no_finished_group_and_trains_on_none_tw
 
 
 def test_a_float32_head_follows_the_policy_in_bfloat16(letters, tmp_path):
-    """Matched numerics: the head that the engine computes beside its kernels gets every update too."""
+    """Matched numerics: the head that the engine computes beside its kernels gets every update too. Held-out problems
+    are answered several times here: their reward is what an answer is worth on average."""
     model, prompts = letters
-    config = settings(prompts, dtype="bfloat16", numerics="matched", steps=3, max_new_tokens=4, lr=1e-2)
-    table = steps(train_policy(model, config, tmp_path))
+    evaluated = dict(eval_every=3, eval_answers=4, eval_temperature=1.0)
+    config = settings(prompts, dtype="bfloat16", numerics="matched", steps=3, max_new_tokens=4, lr=1e-2, **evaluated)
+    result = train_policy(model, config, tmp_path)
+    (held_out,), table = result.held_out, steps(result)
+    rewards = held_out.before + held_out.after
+    assert all((4 * reward).is_integer() for reward in rewards) and set(rewards) - {0.0, 1.0}
+    assert table["eval_reward_letters"].iloc[-1] == pytest.approx(sum(held_out.after) / len(held_out.after))
     assert table["mean_abs"].max() < 0.02  # a head one step old is off by more than that
     assert table["k3"].max() < 1e-3
