@@ -17,6 +17,7 @@ from tasks.evaluate.measurement import Measurement
 MEASUREMENTS = {
     "quants": "tasks.quant.table",
     "transport": "tasks.measure.transport",
+    "sleep": "tasks.measure.sleep",
     "delta": "tasks.rl.measure_delta",
     "store": "tasks.measure.store",
     "rollout": "tasks.rl.measure",

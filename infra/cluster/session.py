@@ -22,7 +22,10 @@ from infra.services.home import home
 
 _POLL_S = 2.0
 _FREE_S = 60.0
-_INHERITED = ("LOCKSTEP_", "HF_", "VLLM_", "TRANSFORMERS_", "MLFLOW_", "PREFECT_", "PYTHONPATH")
+_INHERITED = (
+    *("LOCKSTEP_", "HF_", "VLLM_", "TRANSFORMERS_", "MLFLOW_", "PREFECT_", "PYTHONPATH"),
+    *("NCCL_", "NVSHMEM_", "TORCH_", "PYTORCH_"),  # what a machine's links and allocators need or must not use
+)
 
 _current: "Session | None" = None
 _lock = threading.Lock()
@@ -167,11 +170,7 @@ class Session:
         return ray
 
     def _environment(self) -> dict[str, str]:
-        """Variables that a worker on another machine, or of a Ray that was started elsewhere, would not have. Secret
-        ones are left out: Ray writes these into its logs and shows them on its dashboard."""
-        if self._connection.local:
-            return {}
-        return {n: v for n, v in os.environ.items() if n.startswith(_INHERITED) and not is_secret_variable(n)}
+        return {} if self._connection.local else handed_on()
 
     def _warm_up(self) -> None:
         self._ray()
@@ -250,6 +249,12 @@ class Session:
             have = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0))
             raise PlacementError(f"a worker needs {need}, but only {have} are free: other workers hold the rest")
         return group
+
+
+def handed_on() -> dict[str, str]:
+    """Variables that a worker on another machine, or of a Ray that was started elsewhere, would not have. Secret ones
+    are left out: Ray writes these into its logs and shows them on its dashboard."""
+    return {n: v for n, v in os.environ.items() if n.startswith(_INHERITED) and not is_secret_variable(n)}
 
 
 def _options(reserve: Resources, group: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ TRAINING_BYTES = 12  # per parameter that is trained: its gradient and two AdamW
 CHECKPOINT_BYTES = 12  # per parameter that is trained: weights and two moments, once in memory and once on disk
 # rounded up from resident memory seen on CPU, GiB: what a process holds beside weights and cache
 ENGINE_GIB, TRAINER_GIB, SERVICES_GIB = 1.6, 1.1, 1.6
+GPU_PROCESS_GIB = 3.0  # of one that has a CUDA context
 
 
 class Shape(BaseModel):
@@ -65,6 +66,23 @@ def on_gpu(shape: Shape, config: RLFlowConfig | LoopConfig) -> Sides:
     published = weights if config.rl.transport in ("ipc", "nccl") else 0
     training = _training(shape, config) // config.cluster.trainer_ranks
     return Sides(engine=2 * weights, trainer=training + _logits(shape, config) + published, services=0)
+
+
+def beside_gpus(shape: Shape, config: FlowConfig) -> Sides:
+    """What each side takes of the host's memory when it computes on GPUs: its process, what it keeps there while it
+    sleeps or saves, and weights on their way through host memory."""
+    weights = shape.parameters * DTYPE_BYTES[config.engine.dtype]
+    engine, trainer = int(GPU_PROCESS_GIB * GIB), 0
+    if isinstance(config, RLFlowConfig | LoopConfig):
+        copies = {"shm": 1, "store": 2}.get(config.rl.transport, 0)  # store compares with the version before
+        read = weights if config.rl.transport == "store" else 0
+        asleep = weights if config.cluster.placement != "disaggregated" and config.cluster.sleep_level == 1 else 0
+        engine += read + asleep
+        trainer = config.cluster.trainer_ranks * int(GPU_PROCESS_GIB * GIB) + copies * weights
+        trainer += trained(shape, config) * CHECKPOINT_BYTES
+    elif isinstance(config, DrafterFlowConfig | QuantizeFlowConfig):
+        trainer = config.cluster.trainer_ranks * int(GPU_PROCESS_GIB * GIB) + 2 * weights
+    return Sides(engine=engine, trainer=trainer, services=int(SERVICES_GIB * GIB))
 
 
 def trained(shape: Shape, config: RLFlowConfig | LoopConfig) -> int:

@@ -15,6 +15,7 @@ from infra.config.memory import (
     GIB,
     Shape,
     Sides,
+    beside_gpus,
     gpu_bytes,
     misfit,
     on_gpu,
@@ -119,7 +120,7 @@ def make_plan(flow: str, config: FlowConfig) -> Plan:
     hidden = _hidden_states(shape, config)
     trains = isinstance(config, RLFlowConfig | LoopConfig)
     sides = _sides(shape, config)
-    memory = shape and on_host(shape, config)
+    memory = shape and (beside_gpus if gpu_bytes() else on_host)(shape, config)
     root = home()
     while not root.exists():
         root = root.parent

@@ -189,10 +189,11 @@ class EngineClient:
             )
 
     async def sleep(self, level: int = 1) -> None:
-        """Free GPU memory (1: weights to host memory; 2: weights dropped). On CPU, where vLLM accepts this and frees
-        nothing, raises EngineError."""
+        """Free GPU memory (1: weights to host memory; 2: weights dropped), and what is kept there for updates of them.
+        On CPU, where vLLM accepts this and frees nothing, raises EngineError."""
         if not self.handle.accelerated:
             raise EngineError("an engine on CPU cannot sleep: pause it, or stop it to free its memory")
+        await self.collective_rpc("rest_weight_transfer")
         await self._control("POST", f"/sleep?level={level}")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:

@@ -8,7 +8,8 @@ Zeros of either sign and, for float32 and bfloat16, numbers below the normal ran
 them as such.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -16,6 +17,8 @@ _MASK = 0xFFFFFFFF
 _BLOCK_VALUES = 32_000
 """Values are taken in blocks that stay in a core's cache and that torch does not spread over threads: on a busy machine
 a thread that has to wait for its turn holds up all the others, thousands of times."""
+_GPU_BLOCK_VALUES = 2**26
+"""A GPU takes large blocks: its integers beside the values of one are 384 MiB at most."""
 
 
 class Margins:
@@ -33,16 +36,30 @@ class Margins:
 
     def digest(self) -> str:
         """16 hexadecimal digits."""
-        return f"{_weighted(self.rows, 0x2545F491):08x}{_weighted(self.columns, 0x9E3779B9):08x}"
+        return digests([self])[0]
 
 
 def checksum(tensor: torch.Tensor) -> str:
     """Checksum of a tensor of any shape, floating point or integer, 16 hexadecimal digits."""
+    return margins_of(tensor).digest()
+
+
+def margins_of(tensor: torch.Tensor) -> Margins:
+    """The sums that are digested to the checksum of a tensor of any shape. On a GPU nothing waits for them."""
     matrix = as_matrix(tensor)
     margins = Margins(*matrix.shape, device=tensor.device)
     for start, block in blocks(matrix):
         margins.add(block, row=start)
-    return margins.digest()
+    return margins
+
+
+def digests(margins: Sequence[Margins]) -> list[str]:
+    """16 hexadecimal digits of each, all on one device, which is waited for once."""
+    if not margins:
+        return []
+    sums = [_weighted(part, seed) for m in margins for part, seed in ((m.rows, 0x2545F491), (m.columns, 0x9E3779B9))]
+    found = [value & _MASK for value in torch.stack(sums).tolist()]
+    return [f"{rows:08x}{columns:08x}" for rows, columns in zip(found[::2], found[1::2], strict=True)]
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,10 +68,9 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def blocks(matrix: torch.Tensor) -> Iterable[tuple[int, torch.Tensor]]:
-    """(first row, rows) of `matrix` in blocks that fit a core's cache; a GPU takes it whole."""
-    rows = matrix.shape[0]
-    if matrix.device.type == "cpu":
-        rows = max(1, _BLOCK_VALUES // max(1, matrix.shape[1]))
+    """(first row, rows) of `matrix` in blocks that fit a core's cache; larger ones on a GPU."""
+    values = _BLOCK_VALUES if matrix.device.type == "cpu" else _GPU_BLOCK_VALUES
+    rows = max(1, values // max(1, matrix.shape[1]))
     for start in range(0, matrix.shape[0], rows):
         yield start, matrix[start : start + rows]
 
@@ -72,11 +88,19 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     return flushed.view(torch.int16).to(torch.int32)
 
 
-def _weighted(sums: torch.Tensor, seed: int) -> int:
-    index = torch.arange(sums.numel(), dtype=torch.int64, device=sums.device)
+def _weighted(sums: torch.Tensor, seed: int) -> torch.Tensor:
+    # Only the low 32 bits are wanted: the signed product and sum may wrap.
+    return (sums.to(torch.int64) * _odd(sums.numel(), seed, sums.device)).sum()
+
+
+@lru_cache(maxsize=64)  # a model has few different sizes
+def _odd(count: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Pseudo-random odd numbers of 32 bits, int64 [count]."""
+    index = torch.arange(count, dtype=torch.int64, device=device)
     mixed = ((index + seed) * 0x9E3779B1) & _MASK
     mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA6B) & _MASK
     mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
     odd = (mixed ^ (mixed >> 16)) | 1
-    # Only the low 32 bits are wanted: the signed product and sum may wrap.
-    return int((sums.to(torch.int64) * odd).sum()) & _MASK
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # other threads use it on streams of their own
+    return odd

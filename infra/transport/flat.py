@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from infra.transport.base import ParamMeta, SyncError
-from infra.transport.checksum import Margins, as_matrix, blocks
+from infra.transport.checksum import Margins, as_matrix, blocks, digests, margins_of
 
 _ALIGN = 64
 
@@ -49,20 +49,29 @@ def fill(flat: torch.Tensor, tensors: dict[str, torch.Tensor], slots: list[Slot]
 
     Raises SyncError when a tensor holds values that are not finite.
     """
-    params = []
+    margins, totals = [], []
     for slot in slots:
         target = flat[slot.offset : slot.offset + slot.nbytes].view(slot.dtype).view(slot.shape)
-        params.append(
-            ParamMeta(
-                name=slot.name,
-                dtype=str(slot.dtype).removeprefix("torch."),
-                shape=slot.shape,
-                offset=slot.offset,
-                nbytes=slot.nbytes,
-                checksum=_copy(slot.name, tensors[slot.name], target),
+        sums, total = _copy(tensors[slot.name].detach(), target)
+        margins.append(sums)
+        totals.append(total)
+    # Only here is a GPU waited for.
+    for slot, finite in zip(slots, torch.stack(totals).isfinite().tolist() if totals else [], strict=True):
+        if not finite:
+            raise SyncError(
+                f"{slot.name} holds values that are not finite: the trainer has diverged, nothing was published"
             )
+    return [
+        ParamMeta(
+            name=slot.name,
+            dtype=str(slot.dtype).removeprefix("torch."),
+            shape=slot.shape,
+            offset=slot.offset,
+            nbytes=slot.nbytes,
+            checksum=checksum,
         )
-    return params
+        for slot, checksum in zip(slots, digests(margins), strict=True)
+    ]
 
 
 def view(flat: torch.Tensor, meta: ParamMeta) -> torch.Tensor:
@@ -76,16 +85,23 @@ def _aligned(offset: int) -> int:
     return -(-offset // _ALIGN) * _ALIGN
 
 
-def _copy(name: str, source: torch.Tensor, target: torch.Tensor) -> str:
-    """Copy and checksum block by block, so that the second reading finds each block in the cache."""
-    source, target = as_matrix(source.detach()), as_matrix(target)
+def _copy(source: torch.Tensor, target: torch.Tensor) -> tuple[Margins, torch.Tensor]:
+    """Copy; the margins of what was copied, and a number that is finite if all of it is."""
+    if source.device != target.device:  # once over the link, after a GPU has read what it holds
+        source = source.to(target.dtype)
+        target.copy_(source)
+        return margins_of(source), _total(source)
+    source, target = as_matrix(source), as_matrix(target)
     margins = Margins(*target.shape, device=target.device)
     total = torch.zeros((), dtype=torch.float32, device=target.device)
-    for row, block in blocks(target):
+    for row, block in blocks(target):  # so that the second reading finds each block in the cache
         block.copy_(source[row : row + block.shape[0]])
         margins.add(block, row=row)
-        if target.is_floating_point():
-            total += block.sum(dtype=torch.float32)
-    if not bool(total.isfinite()):
-        raise SyncError(f"{name} holds values that are not finite: the trainer has diverged, nothing was published")
-    return margins.digest()
+        total += _total(block)
+    return margins, total
+
+
+def _total(values: torch.Tensor) -> torch.Tensor:
+    if not values.is_floating_point():
+        return torch.zeros((), dtype=torch.float32, device=values.device)
+    return values.sum(dtype=torch.float32)

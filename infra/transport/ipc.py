@@ -41,6 +41,7 @@ class IpcSender(Publisher):
         super().__init__(dtype, reach)
         self._host = ShmSender(dtype, reach)
         self._flat: torch.Tensor | None = None
+        self._location = ""
 
     def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]], engines: int = 1) -> Published:
         """Copy `named_tensors` (Hugging Face names, all on one device) and announce them as `version`.
@@ -55,9 +56,10 @@ class IpcSender(Publisher):
             return self._announce(version, found.location, found.params, started)
         if self._flat is None or self._flat.numel() != size or self._flat.device != device:
             self._flat = torch.empty(size, dtype=torch.uint8, device=device)
+            self._location = share(self._flat)  # once: each handle adds a reference count to the memory
         params = fill(self._flat, tensors, slots)
         torch.cuda.current_stream(device).synchronize()  # another process reads next
-        return self._announce(version, share(self._flat), params, started)
+        return self._announce(version, self._location, params, started)
 
     def close(self) -> None:
         """Free the memory. May be called again."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from infra.transport.base import SAME_HOST, Fetch, Published, Reach, SyncError
 from infra.transport.flat import fill, flat_bytes, lay_out, view
-from infra.transport.group import Meeting, broadcast
+from infra.transport.group import Meeting, broadcast, leave
 from infra.transport.publisher import Publisher
 
 BUCKET_BYTES = 256 * 2**20
@@ -71,14 +71,21 @@ class NcclSender(Publisher):
     def close(self) -> None:
         """Give up what is on its way and free the memory. May be called again."""
         self._give_up()
-        self._group = self._flat = self._store = None
+        self._leave()
+        self._flat = self._store = None
+
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            leave(group, self._flat.device)
 
     def _broadcast(self, version: int, engines: int) -> str:
         """Send in a thread; where the engines meet."""
         if self._meeting is None or self.failure or self._meeting.members != engines + 1:
             place = f"tcp://{self._host}:{self._store.port}/{next(self._numbers)}"
             location = f"{place}?members={engines + 1}&stall_s={self.reach.stall_s:g}"
-            self._meeting, self._group, self.failure = Meeting(location, self._store), None, ""
+            self._leave()
+            self._meeting, self.failure = Meeting(location, self._store), ""
         self._sending = _Sending()
         self._sending.thread = threading.Thread(
             target=self._send, args=(version, self._meeting, self._flat, self._sending), daemon=True
@@ -98,7 +105,7 @@ class NcclSender(Publisher):
 
     def _send(self, version: int, meeting: Meeting, flat: torch.Tensor, sending: "_Sending") -> None:
         try:
-            group = self._group or meeting.join(flat.device, trainer=True)
+            group = self._group or meeting.join(flat.device, trainer=True, cancelled=sending.stop.is_set)
             sending.met.set()
             if sending.stop.is_set():
                 raise SyncError("given up")
@@ -108,6 +115,7 @@ class NcclSender(Publisher):
         except Exception as error:  # told to the engines, and to whoever publishes next
             meeting.fail("trainer", str(error))
             if meeting is self._meeting:
+                self._group = None
                 self.failure = meeting.cause(str(error), other="engine")
 
 
@@ -155,10 +163,16 @@ class NcclSource:
         self._stop.set()
         self._met = self._flat = None
 
+    def _leave(self) -> None:
+        met, self._met = self._met, None
+        if met is not None:
+            leave(met[1], self._device)
+
     def _join(self, location: str) -> tuple[Meeting, dist.ProcessGroup]:
         if self._met is None or self._met[0].location != location:
+            self._leave()
             meeting = Meeting(location)
-            self._met = meeting, meeting.join(self._device, trainer=False)
+            self._met = meeting, meeting.join(self._device, trainer=False, cancelled=self._stop.is_set)
         return self._met
 
 

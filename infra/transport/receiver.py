@@ -15,7 +15,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from infra.transport import packed
 from infra.transport.announced import check_arrived, check_params
 from infra.transport.base import Fetch, Published, Source, SyncError
-from infra.transport.checksum import checksum
+from infra.transport.checksum import Margins, digests, margins_of
 from infra.transport.layout import Destination, destinations
 from infra.transport.place import put_in_place
 from infra.transport.transports import make_source
@@ -119,11 +119,24 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         Packed matrices are read through their layer; a kernel that was read once is not read again, since it cannot
         change, but one that took its place behind our back is.
         """
-        found = {}
+        found: dict[str, dict[str, str]] = {}
+        margins: dict[str, Margins] = {}
         for destination in self._destinations(model):
-            for name, digest in self._read(destination).items():
-                found[name] = {"checksum": digest} | ({"source": destination.source} if destination.source else {})
+            tied = {"source": destination.source} if destination.source else {}
+            if destination.kernel:
+                found |= {name: {"checksum": digest} | tied for name, digest in self._read(destination).items()}
+            else:
+                margins |= (read := _margins(destination.parameter.data, destination))
+                found |= {name: dict(tied) for name in read}
+        for name, digest in zip(margins, digests(list(margins.values())), strict=True):
+            found[name]["checksum"] = digest
         return found
+
+    def rest(self) -> None:
+        """Give back the memory that is kept for the next update."""
+        self._spare.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
         self.abandon()
@@ -203,8 +216,6 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         return destinations(model, None if model is self._default_model else self._default_model)
 
     def _read(self, destination: Destination) -> dict[str, str]:
-        if not destination.kernel:
-            return _checksums(destination.parameter.data, destination)
         kernel = destination.module.cpu_linear
         known, checksums = self._checked.get(id(destination.module), (None, {}))
         if kernel is known and packed.is_packed(kernel):
@@ -235,6 +246,11 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def _checksums(values: torch.Tensor, destination: Destination) -> dict[str, str]:
+    margins = _margins(values, destination)
+    return dict(zip(margins, digests(list(margins.values())), strict=True))
+
+
+def _margins(values: torch.Tensor, destination: Destination) -> dict[str, Margins]:
     return {
-        piece.name: checksum(values[piece.start : piece.stop].to(destination.dtype)) for piece in destination.pieces
+        piece.name: margins_of(values[piece.start : piece.stop].to(destination.dtype)) for piece in destination.pieces
     }

@@ -81,6 +81,7 @@ class StoreSender(Publisher):
         self._whole_every = whole_every
         self._shelf = open_shelf(f"{reach.folder}/weights-{self.sender}")
         self._flat_before: torch.Tensor | None = None
+        self._spare: torch.Tensor | None = None
         self._kept: list[int] = []
         self.manifest: Manifest | None = None
         """Of the version published last."""
@@ -93,7 +94,9 @@ class StoreSender(Publisher):
         """
         started = time.monotonic()
         tensors, slots, size = lay_out(named_tensors, self.dtype)
-        flat = torch.zeros(size, dtype=torch.uint8)
+        if self._spare is None or self._spare.numel() != size:
+            self._spare = torch.zeros(size, dtype=torch.uint8)
+        flat = self._spare  # touched before: fresh memory costs more than the copy
         params = fill(flat, tensors, slots)
         whole = (
             self._flat_before is None
@@ -105,7 +108,7 @@ class StoreSender(Publisher):
         width = min(slot.dtype.itemsize for slot in slots)
         base = None if whole else self._kept[-1]
         self.manifest = self._write(version, base, width, flat)
-        self._flat_before = flat
+        self._flat_before, self._spare = flat, self._flat_before
         self._kept = [version] if whole else [*self._kept, version]
         if whole:
             self._shelf.keep(version)
@@ -114,7 +117,8 @@ class StoreSender(Publisher):
     def close(self) -> None:
         """Remove what was published. May be called again."""
         self._shelf.clear()
-        self._flat_before, self._kept = None, []
+        self._flat_before = self._spare = None
+        self._kept = []
 
     def _write(self, version: int, base: int | None, width: int, flat: torch.Tensor) -> Manifest:
         self._shelf.begin(version)

@@ -14,6 +14,11 @@ class TransferCalls:
         """`Receiver.checksums` of the `target` or the `drafter`."""
         return self.weight_transfer_engine.checksums(self.get_draft_model() if model == "drafter" else self.get_model())
 
+    def rest_weight_transfer(self) -> dict[str, Any]:
+        """Give back the memory that is kept for the next update; the status after it."""
+        self.weight_transfer_engine.rest()
+        return self.weight_transfer_engine.status()
+
     def abandon_weight_update(self) -> dict[str, Any]:
         """Give up the update on its way, so that another may start; the status after it."""
         self.weight_transfer_engine.abandon()

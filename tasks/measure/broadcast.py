@@ -43,7 +43,7 @@ def _take_part(location: str, nbytes: int, repeats: int, kind: str, store=None) 
     import torch
     import torch.distributed as dist
 
-    from infra.transport.group import Meeting
+    from infra.transport.group import Meeting, leave
 
     device = torch.device(kind)
     group = Meeting(location, store).join(device, trainer=store is not None)
@@ -56,6 +56,7 @@ def _take_part(location: str, nbytes: int, repeats: int, kind: str, store=None) 
         if kind == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.monotonic() - started)
+    leave(group, device)
     return seconds[1:]
 
 

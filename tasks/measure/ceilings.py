@@ -9,7 +9,8 @@ from typing import NamedTuple
 from tasks.measure.broadcast import broadcast_s
 
 PIECE = 2**30
-"""What is stored to be read again, bytes at most: larger versions are read so many times over."""
+"""What is read, or copied to a GPU, bytes at most: larger versions take so many times as long. Far more than caches
+hold; a GPU has no room for two more copies of a large model."""
 
 
 class Ceiling(NamedTuple):
@@ -38,15 +39,16 @@ def copy_s(nbytes: int, repeats: int, here: str, there: str) -> float:
     """Seconds of one copy between two arrays that have been touched before, on the devices named."""
     import torch
 
-    source = torch.ones(nbytes, dtype=torch.uint8, device=here, pin_memory=(here, there) == ("cpu", "cuda"))
-    target = torch.zeros(nbytes, dtype=torch.uint8, device=there)
+    size = nbytes if there == "cpu" else min(nbytes, PIECE)
+    source = torch.ones(size, dtype=torch.uint8, device=here, pin_memory=(here, there) == ("cpu", "cuda"))
+    target = torch.zeros(size, dtype=torch.uint8, device=there)
 
     def copy() -> None:
         target.copy_(source)
         if there == "cuda":
             torch.cuda.synchronize()
 
-    return _median(copy, repeats)
+    return _median(copy, repeats) * nbytes / size
 
 
 def read_s(nbytes: int, repeats: int, folder: str) -> float:

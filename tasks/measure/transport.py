@@ -23,6 +23,7 @@ from tasks.measure.weights import Weights, random_model, size_of
 
 GB = 1e9
 COPIES = 5  # of the weights at once: trainer, published, and in the engine old, new and as its kernels hold them
+GPU_COPIES = 4  # on one GPU: trainer, published, and in the engine old and new; cache and activations come on top
 PARTS = ("publish_s", "prepare_s", "pause_s", "transfer_s", "finalize_s", "verify_s")
 
 
@@ -120,7 +121,13 @@ def _one_model(
 
 
 def _require_memory(name: str, nbytes: int) -> None:
-    need, free = COPIES * nbytes, psutil.virtual_memory().available
+    if gpus():
+        import torch
+
+        # The host's memory is not asked: only some transports take it, and a container may not say what it may have.
+        need, free = GPU_COPIES * nbytes, torch.cuda.mem_get_info()[0]
+    else:
+        need, free = COPIES * nbytes, psutil.virtual_memory().available
     if need > free:
         raise MeasureError(
             f"{name}: {nbytes / GB:.1f} GB of weights take about {need / GB:.1f} GB while they are updated, "

@@ -56,7 +56,8 @@ class DeltaMeasurement:
 def _train(
     base: Path, config: RLFlowConfig, lr: float, options: DeltaOptions, workdir: Path
 ) -> tuple[dict[str, "torch.Tensor"], dict[str, "torch.Tensor"]]:
-    """Trained weights, float32, before the last step and after it."""
+    """Trained weights, float32, before the last step and after it, where a trainer has them."""
+    import torch
     from safetensors.torch import load_file
 
     from tasks.rl.run import train_policy
@@ -77,7 +78,8 @@ def _train(
     found = sorted((workdir / "checkpoints").glob("step-*/weights-00000.safetensors"))
     if len(found) < 2:
         raise MeasureError(f"{len(found)} checkpoints were made by {options.steps} steps: two are compared")
-    before, after = load_file(found[-2]), load_file(found[-1])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    before, after = load_file(found[-2], device), load_file(found[-1], device)
     if all(tensor.equal(after[name]) for name, tensor in before.items()):
         raise MeasureError(
             f"step {options.steps} changed nothing, for all answers to a prompt got one reward: take more --steps, "
@@ -89,28 +91,29 @@ def _train(
 def _move(
     before: dict[str, "torch.Tensor"], after: dict[str, "torch.Tensor"], options: DeltaOptions, folder: Path
 ) -> dict[str, Any]:
-    """Write and read both ways, in turns: sizes, median seconds, and the share of values that changed."""
+    """Write and read both ways, in turns: sizes, median seconds, and the share of values that changed. One round goes
+    before, to warm up."""
     import torch
 
     from infra.transport.base import Reach
     from infra.transport.store import StoreSender, StoreSource
 
     seconds: dict[str, list[float]] = {"whole": [], "change": []}
-    sizes, changed = {}, 0
-    for _ in range(options.repeats):
-        with StoreSender(options.dtype, Reach(folder=folder)) as sender:
-            source = StoreSource(torch.device("cpu"))
-            for way, version, weights in (("whole", 1, before), ("change", 2, after)):
+    sizes, version, dtype = {}, 0, getattr(torch, options.dtype)
+    with StoreSender(options.dtype, Reach(folder=folder), whole_every=2) as sender:
+        source = StoreSource(torch.device("cpu"))
+        for _ in range(options.repeats + 1):
+            for way, weights in (("whole", before), ("change", after)):
+                version += 1
                 started = time.monotonic()
                 published = sender.publish(version, weights.items())
                 with source.open(published) as fetch:
                     taken = {meta.name: fetch(meta) for meta in published.params}
                 seconds[way].append(time.monotonic() - started)
                 sizes[way] = sender.manifest.bytes
-                dtype = getattr(torch, options.dtype)
-                assert all(torch.equal(taken[name], tensor.to(dtype)) for name, tensor in weights.items())
-            changed = sum(shard.changed for shard in sender.manifest.shards)
-    whole_s, change_s = (statistics.median(seconds[way]) for way in ("whole", "change"))
+                assert all(torch.equal(taken[name], tensor.to(dtype).cpu()) for name, tensor in weights.items())
+        changed = sum(shard.changed for shard in sender.manifest.shards)
+    whole_s, change_s = (statistics.median(seconds[way][1:]) for way in ("whole", "change"))
     return {
         "changed": changed / sum(t.numel() for t in after.values()),
         "whole, MB": sizes["whole"] / MB,

@@ -5,7 +5,7 @@ import pytest
 
 from infra.cluster.connection import ADDRESS_VARIABLE
 from infra.cluster.placement import PlacementError
-from infra.cluster.session import Session
+from infra.cluster.session import Session, handed_on
 from infra.cluster.session import session as shared_session
 from infra.engine.errors import EngineError
 from infra.engine.spec import EngineSpec, Role
@@ -24,6 +24,9 @@ def worker_class() -> type:
         def threads(self) -> str:
             return os.environ["OMP_NUM_THREADS"]
 
+        def variable(self, name: str) -> str | None:
+            return os.environ.get(name)
+
         def fail(self) -> None:
             raise ValueError(f"worker {self.number} says why")
 
@@ -37,18 +40,21 @@ Worker = worker_class()
 def session():
     shared_session().close()  # a process has one Ray, and earlier tests may have left it open
     opened = Session()
-    # Ray must outlive the thread that happened to use it first.
-    first = threading.Thread(target=opened.resources)
-    first.start()
-    first.join()
-    yield opened
-    opened.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NCCL_NVLS_ENABLE", "0")
+        # Ray must outlive the thread that happened to use it first.
+        first = threading.Thread(target=opened.resources)
+        first.start()
+        first.join()
+        yield opened
+        opened.close()
 
 
 def test_a_worker_has_a_process_and_threads_of_its_own(session):
     worker = session.actor(Worker, 7, threads=3)
     assert session.result(worker.pid.remote()) != os.getpid()
     assert session.result(worker.threads.remote()) == "3"
+    assert session.result(worker.variable.remote("NCCL_NVLS_ENABLE")) == "0"
 
 
 def test_a_workers_exception_arrives_as_it_was(session):
@@ -85,6 +91,14 @@ def test_an_engine_that_cannot_start_says_why(session, tmp_path, tiny_engine_con
     spec = EngineSpec(model=tmp_path / "none", role=Role.eval, config=tiny_engine_config)
     with pytest.raises(EngineError, match="none is not a folder"), session.engine(spec):
         pass
+
+
+def test_workers_of_a_cluster_get_what_their_links_need_and_no_secrets(monkeypatch):
+    for name in ("NCCL_NVLS_ENABLE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "HF_HOME", "HF_TOKEN", "UNRELATED"):
+        monkeypatch.setenv(name, "1")
+    handed = handed_on()
+    assert {"NCCL_NVLS_ENABLE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "HF_HOME"} <= set(handed)
+    assert not {"HF_TOKEN", "UNRELATED"} & set(handed)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])

@@ -8,7 +8,7 @@ import pytest
 
 from infra.config.flows import LoopConfig, QuantizeFlowConfig, ReleaseFlowConfig, RLFlowConfig
 from infra.config.load import load
-from infra.config.memory import GIB, Shape, misfit, on_gpu
+from infra.config.memory import GIB, Shape, beside_gpus, misfit, on_gpu
 from infra.config.plan import PlanError, make_plan
 from infra.config.rl import LoRA
 from infra.services import runs
@@ -138,3 +138,19 @@ def test_the_text_names_every_setting_and_the_json_holds_both(config):
     printed = json.loads(plan.as_json(config))
     assert printed["config"]["target"]["name"] == "tiny"
     assert printed["plan"]["sync"] == plan.sync
+
+
+def test_beside_gpus_the_host_holds_what_passes_through_it_and_not_what_trains(config):
+    shape = Shape(parameters=8_000_000_000, hidden=4096, vocab=128_000, layers=32)
+    weights = shape.parameters * 4  # float32 engines
+
+    def host(sleep_level=2, **rl):
+        cluster = config.cluster.model_copy(update={"sleep_level": sleep_level})
+        return beside_gpus(shape, config.model_copy(update={"rl": config.rl.model_copy(update=rl), "cluster": cluster}))
+
+    through_gpus = host(transport="ipc")
+    assert through_gpus.engine < weights and host(sleep_level=1, transport="ipc").engine > weights
+    assert host(transport="shm").trainer == through_gpus.trainer + weights
+    assert host(transport="ipc", micro_batch_tokens=1_000_000) == through_gpus  # logits lie on the GPU
+    stored = host(transport="store")
+    assert stored.trainer == through_gpus.trainer + 2 * weights and stored.engine == through_gpus.engine + weights

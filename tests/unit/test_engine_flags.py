@@ -34,8 +34,10 @@ def test_only_rollout_and_capture_get_rl_endpoints(tmp_path, role):
 def test_an_inherited_variable_opens_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setenv("VLLM_API_KEY", "other")
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     env = flags.environment(spec(tmp_path, Role.serve), "key")
     assert env["VLLM_SERVER_DEV_MODE"] == "0" and "VLLM_API_KEY" not in env
+    assert env["NCCL_NVLS_ENABLE"] == "0"  # what a machine's links must not use is handed on
 
 
 def test_the_key_is_in_the_environment_and_not_on_the_command_line(tmp_path):

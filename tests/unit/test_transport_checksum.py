@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.transport.checksum import Margins, as_matrix, checksum
+from infra.transport.checksum import Margins, as_matrix, checksum, digests, margins_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 shapes = st.tuples(st.integers(2, 40), st.integers(2, 40))
@@ -62,3 +62,9 @@ def test_large_tensors_are_summed_in_blocks():
     margins = Margins(3000, 700)
     margins.add(values)
     assert checksum(values) == margins.digest()
+
+
+def test_many_are_digested_at_once():
+    tensors = [torch.randn(5, 7), torch.arange(9), torch.randn(3).bfloat16(), torch.tensor(2.0)]
+    assert digests([margins_of(tensor) for tensor in tensors]) == [checksum(tensor) for tensor in tensors]
+    assert digests([]) == []

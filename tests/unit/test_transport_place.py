@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from infra.transport import place
 from infra.transport.layout import Destination
 from infra.transport.place import put_in_place
 from infra.transport.update import Staged
@@ -44,3 +45,18 @@ def test_what_fails_half_way_is_undone(layers):
     with pytest.raises(RuntimeError, match="no room"):
         put_in_place(updates, spare)
     assert all((layer.weight == i).all() and layer.cpu_linear == i for i, layer in enumerate(layers)) and not spare
+
+
+def test_values_are_exchanged_where_they_lie_and_back(monkeypatch):
+    monkeypatch.setattr(place, "_BLOCK_BYTES", 48)  # two rows
+    undo, held, other = [], torch.arange(30.0).view(5, 6), -torch.arange(30.0).view(5, 6)
+    first, second, addresses = held.clone(), other.clone(), (held.data_ptr(), other.data_ptr())
+    place.swap(held, other, undo)
+    assert torch.equal(held, second) and torch.equal(other, first) and len(undo) == 3
+    for step in reversed(undo):
+        step()
+    assert torch.equal(held, first) and torch.equal(other, second)
+    assert (held.data_ptr(), other.data_ptr()) == addresses
+    scalar, one = torch.tensor(1.0), torch.tensor(2.0)
+    place.swap(scalar, one, [])
+    assert (scalar, one) == (2, 1)

@@ -1,9 +1,11 @@
 """Every transport, sender and source in one process."""
 
 import threading
+from urllib.parse import urlsplit
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from infra.transport import delta
 from infra.transport.base import Published, Reach, SyncError
@@ -183,6 +185,26 @@ def test_an_engine_that_does_not_come_is_told_to_both_sides_and_the_next_version
         second.start()
         assert same(take(source, again), weights(), torch.float32)
         second.join()
+
+
+def test_an_engine_that_waits_for_others_lets_go_when_it_is_told():
+    source, told = NcclSource(CPU), []
+    with NcclSender("float32", Reach(stall_s=60)) as sender:
+        published = sender.publish(1, weights().items(), engines=2)
+
+        def wait() -> None:
+            with pytest.raises(SyncError, match="given up"):
+                take(source, published)
+            told.append(True)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        names = dist.PrefixStore(urlsplit(published.location).path.strip("/"), sender._store)
+        while names.add("members", 0) < 2:  # the trainer and this one
+            threading.Event().wait(0.01)
+        source.forget()
+        waiting.join(timeout=30)
+    assert told
 
 
 def test_a_sender_that_stalls_is_cut_off():
