@@ -63,6 +63,8 @@ class Meeting:
                 with _variables(_NCCL):
                     return dist.ProcessGroupNCCL(names, rank, self.members, options)
             return dist.ProcessGroupGloo(names, rank, self.members, bound)
+        except SyncError:
+            raise
         except (dist.DistError, RuntimeError) as error:
             told = f"{self._engines(0)} of {self.members - 1} engines joined the broadcast within {self.stall_s:g} s"
             raise SyncError(self.cause(told)) from error
