@@ -56,7 +56,7 @@ def hardware() -> str:
     """What engines run on, such as `1x NVIDIA H200` or `2x Intel(R) Xeon(R) Processor / 24 GiB`."""
     if accelerated():
         names = _gpu_names()
-        return ", ".join(f"{count}x {name.strip()}" for name, count in Counter(names).items())
+        return ", ".join(f"{count}x {name}" for name, count in Counter(names).items())
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{len(os.sched_getaffinity(0))}x {_processor()} / {gib:.0f} GiB"
 
@@ -70,8 +70,15 @@ def gpus() -> int:
 
 
 def _gpu_names() -> list[str]:
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    """Of the GPUs that CUDA_VISIBLE_DEVICES leaves, by index or by UUID; all of them where it is not set."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [[part.strip() for part in line.split(",", 2)] for line in lines]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [name for _, _, name in found]
+    wanted = [part.strip() for part in visible.split(",") if part.strip()]
+    return [name for n, uuid, name in found if n in wanted or any(uuid.startswith(part) for part in wanted)]
 
 
 def _processor() -> str:

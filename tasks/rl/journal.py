@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,7 @@ class Journal:
 
     def finish(self, number: int, place: int, group: Group) -> None:
         """Keep a group that is sampled and scored."""
-        rollouts = [asdict(rollout) for rollout in group.rollouts]
-        for rollout in rollouts:
-            del rollout["problem"]
+        rollouts = [{name: value for name, value in vars(r).items() if name != "problem"} for r in group.rollouts]
         self._append(number, {"place": place, "rollouts": rollouts})
 
     def rounds(self) -> list[int]:
