@@ -29,9 +29,15 @@ class Ranks:
         """The arrays of all ranks, one after the other."""
         if self.world == 1:
             return values
+        return np.concatenate(self.collect(values))
+
+    def collect(self, value: Any) -> list[Any]:
+        """What each rank brings, in their order."""
+        if self.world == 1:
+            return [value]
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, values)
-        return np.concatenate(found)
+        dist.all_gather_object(found, value)
+        return found
 
     def sum(self, values: list[float]) -> list[float]:
         """Sums over all ranks."""

@@ -228,6 +228,9 @@ class RLConfig(Section):
     """What trainer and engines share, for transport `store`: a folder, or `s3://bucket/prefix`, with credentials as the
     artifact store takes them. It gets whole versions, and between them only the values that changed. By default a
     folder of the run's own on this host."""
+    transport_sharded: bool = False
+    """Transport `nccl` with several trainer ranks: each broadcasts its share of the weights, from its own GPU and over
+    its own link, in place of the first rank all of them."""
     transport_stall_s: float = Field(30.0, gt=0)
     """A broadcast without progress for so long is given up on both sides, seconds."""
     eval_prompts: int = Field(64, ge=1)
@@ -267,6 +270,8 @@ class RLConfig(Section):
             raise ValueError("stragglers=carry needs max_staleness of 1 or more: what is carried is older by a step")
         if self.filter_groups and self.group_size < 2:
             raise ValueError("filter_groups needs group_size of 2 or more: one reward is always equal to itself")
+        if self.transport_sharded and self.transport != "nccl":
+            raise ValueError(f"transport_sharded needs transport=nccl: over {self.transport} engines read all from one")
         if self.overlong_buffer > self.max_new_tokens:
             raise ValueError("overlong_buffer exceeds max_new_tokens: it is the last part of them")
         if self.eval_answers > 1 and not self.eval_temperature:

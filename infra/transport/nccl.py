@@ -1,4 +1,5 @@
-"""The `nccl` transport: the trainer's rank 0 broadcasts packed buckets to engines on other GPUs, on its own stream.
+"""The `nccl` transport: the trainer's rank 0, or every rank its share, broadcasts packed buckets to engines on other
+GPUs, on its own stream.
 
 On CPU the same code broadcasts over gloo.
 """
@@ -8,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -18,6 +20,7 @@ from infra.transport.base import SAME_HOST, Fetch, Published, Reach, SyncError
 from infra.transport.flat import fill, flat_bytes, lay_out, view
 from infra.transport.group import Meeting, broadcast, leave
 from infra.transport.publisher import Publisher
+from infra.transport.shares import parts
 
 BUCKET_BYTES = 256 * 2**20
 
@@ -128,52 +131,73 @@ class _Sending:
 
 
 class NcclSource:
-    """Receives broadcasts into memory of its own, which is kept from version to version."""
+    """Receives broadcasts into memory of its own, which is kept from version to version.
+
+    Where several ranks send, each has a group of its own with the engines, and all are received from at once.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._met: tuple[Meeting, dist.ProcessGroup] | None = None
+        self._met: dict[str, tuple[Meeting, dist.ProcessGroup]] = {}
         self._flat: torch.Tensor | None = None
         self._stop = threading.Event()
 
     @contextmanager
     def open(self, published: Published) -> Iterator[Fetch]:
         self._stop.clear()
-        meeting = None
-        try:
-            meeting, group = self._join(published.location)
-            size = flat_bytes(published.params)
-            flat = self._flat
-            if flat is None or flat.numel() != size:
-                flat = self._flat = torch.empty(size, dtype=torch.uint8, device=self._device)
-            number = _number(-1, flat)
-            broadcast(group, [number, *_buckets(flat)], meeting.stall_s, self._stop.is_set)
-            if int(number) != published.version:
-                raise SyncError(f"version {published.version} was announced, but version {int(number)} was broadcast")
-        except SyncError as error:
-            told = str(error)
-            if meeting:
-                told = meeting.cause(told, other="trainer")
-                meeting.fail("engine", str(error))
+        size, wanted = flat_bytes(published.params), parts(published)
+        flat = self._flat
+        if flat is None or flat.numel() != size:
+            flat = self._flat = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._leave(set(self._met) - {where for where, _, _ in wanted})
+        failure = None
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            pieces = [
+                pool.submit(self._receive, where, flat[start:stop], published.version) for where, start, stop in wanted
+            ]
+            for piece in as_completed(pieces):
+                if error := piece.exception():
+                    failure = failure or error
+                    self._stop.set()  # the others need not go on
+        if failure:
+            self._leave(set(self._met))
             self.forget()
-            raise SyncError(told) from error
+            raise failure
         yield partial(view, flat)
 
     def forget(self) -> None:
         self._stop.set()
-        self._met = self._flat = None
+        self._met, self._flat = {}, None
 
-    def _leave(self) -> None:
-        met, self._met = self._met, None
-        if met is not None:
-            leave(met[1], self._device)
+    def _receive(self, location: str, flat: torch.Tensor, version: int) -> None:
+        """Receive one rank's share into `flat`, its piece of the memory."""
+        if flat.device.type == "cuda":
+            torch.cuda.set_device(flat.device)
+        meeting = None
+        try:
+            meeting, group = self._join(location)
+            number = _number(-1, flat)
+            broadcast(group, [number, *_buckets(flat)], meeting.stall_s, self._stop.is_set)
+            if int(number) != version:
+                raise SyncError(f"version {version} was announced, but version {int(number)} was broadcast")
+        except SyncError as error:
+            told = str(error)
+            self._met.pop(location, None)  # nothing is left of its group
+            if meeting:
+                told = meeting.cause(told, other="trainer")
+                meeting.fail("engine", str(error))
+            raise SyncError(told) from error
 
     def _join(self, location: str) -> tuple[Meeting, dist.ProcessGroup]:
-        if self._met is None or self._met[0].location != location:
-            self._leave()
+        if location not in self._met:
             meeting = Meeting(location)
-            self._met = meeting, meeting.join(self._device, trainer=False, cancelled=self._stop.is_set)
-        return self._met
+            self._met[location] = meeting, meeting.join(self._device, trainer=False, cancelled=self._stop.is_set)
+        return self._met[location]
+
+    def _leave(self, locations: Iterable[str]) -> None:
+        for location in locations:
+            if met := self._met.pop(location, None):
+                leave(met[1], self._device)
 
 
 def _number(version: int, flat: torch.Tensor) -> torch.Tensor:

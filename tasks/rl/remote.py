@@ -60,7 +60,7 @@ class RemoteTrainer:
 
     async def offer(self, engines: int) -> Published:
         """Offer the version published last to so many engines again."""
-        return (await _all([self._actors[0].offer.remote(engines)]))[0]
+        return (await _all([actor.offer.remote(engines) for actor in self._actors]))[0]
 
     async def snapshot(self) -> None:
         """Copy the state for `write`, in the memory of each rank's host."""

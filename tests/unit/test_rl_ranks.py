@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from infra.cluster.placement import Placement, Resources
 from infra.config.rl import MismatchBounds, RLConfig
-from infra.transport.base import SAME_HOST
-from infra.transport.memory import Reader
+from infra.transport.base import SAME_HOST, Published
+from infra.transport.nccl import NcclSource
 from tasks.rl import trainer_state
 from tasks.rl.packing import pack, share
 from tasks.rl.remote import RemoteTrainer
@@ -44,6 +44,11 @@ def assert_weights(trainer: Trainer, folder) -> None:
         torch.testing.assert_close(found[name], weight, atol=LATER, rtol=0)
 
 
+def received(source: NcclSource, published: Published) -> dict[str, torch.Tensor]:
+    with source.open(published) as fetch:
+        return {meta.name: fetch(meta).clone() for meta in published.params}
+
+
 def test_ranks_get_as_many_micro_batches_of_about_the_same_size():
     groups = batch().groups
     whole = sum(len(micro.input_T) for micro in pack(groups, 4096))
@@ -69,7 +74,7 @@ def test_two_ranks_compute_what_one_computes_and_continue_each_other(tmp_path, r
     expected.append(alone.step(data))
 
     async def train_two() -> None:
-        two = RemoteTrainer(model, SETTINGS, "float32", SAME_HOST, SHARED, ranks=2)
+        two = RemoteTrainer(model, sharded, "float32", SAME_HOST, SHARED, ranks=2)
         await two.ready()
         figures = await two.step(data)
         assert figures["micro_batches"] == 4
@@ -84,19 +89,20 @@ def test_two_ranks_compute_what_one_computes_and_continue_each_other(tmp_path, r
                 torch.testing.assert_close(torch.cat([part[name] for part in parts]), moment, atol=1e-6, rtol=0)
 
         published = await two.publish(7, 1)
-        reader = Reader(published.location, 7)
-        for meta, (name, weight) in zip(published.params, alone.named_weights(), strict=True):
-            values = torch.frombuffer(reader.data, dtype=torch.float32, count=weight.numel(), offset=meta.offset)
-            assert meta.name == name
-            torch.testing.assert_close(values.view(weight.shape), weight, atol=LATER, rtol=0)
-        del values, reader
+        assert published.location.count("tcp://") == 2  # each rank sends its share
+        first = await asyncio.to_thread(received, source, published)
+        again = await asyncio.to_thread(received, source, await two.offer(1))
+        for name, weight in alone.named_weights():
+            torch.testing.assert_close(first[name], weight, atol=LATER, rtol=0)
+            assert torch.equal(first[name], again[name])
 
         await two.load(alone_saved)
         assert_same(await two.step(data), expected[1], LATER)
         await two.export(tmp_path / "two")
         await two.close()
 
-    saved = tmp_path / "saved"
+    saved, source = tmp_path / "saved", NcclSource(torch.device("cpu"))
+    sharded = SETTINGS.model_copy(update={"transport": "nccl", "transport_sharded": True})
     saved.mkdir()
     run(train_two())
     assert_weights(alone, tmp_path / "two")

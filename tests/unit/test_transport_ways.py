@@ -12,6 +12,7 @@ from infra.transport.base import Published, Reach, SyncError
 from infra.transport.checksum import checksum
 from infra.transport.group import Meeting
 from infra.transport.nccl import NcclSender, NcclSource
+from infra.transport.shares import joined, own
 from infra.transport.store import StoreSender, StoreSource
 from infra.transport.transports import TRANSPORTS, make_sender, make_source
 
@@ -171,6 +172,44 @@ def test_a_broadcast_reaches_every_engine(tmp_path):
             [taker.start() for taker in takers]
             [taker.join() for taker in takers]
             assert all(same(got.pop(i), weights(version), torch.float32) for i in (0, 1))
+
+
+def shared_out(senders: list[NcclSender], version: int, tensors: dict[str, torch.Tensor], engines: int) -> Published:
+    """What each sender publishes of its share, as one."""
+    world = len(senders)
+    shares = [s.publish(version, own(tensors.items(), n, world), engines) for n, s in enumerate(senders)]
+    assert sorted(meta.name for share in shares for meta in share.params) == sorted(tensors)
+    assert all(share.params for share in shares)
+    return joined(shares)
+
+
+def test_every_rank_may_send_its_share_to_every_engine():
+    sources, got = [NcclSource(CPU), NcclSource(CPU)], {}
+    with NcclSender("float32", Reach(stall_s=20)) as first, NcclSender("float32", Reach(stall_s=20)) as second:
+        for version in (1, 2):
+            published = shared_out([first, second], version, weights(version), engines=2)
+            takers = [
+                threading.Thread(target=lambda i=i, s=s, p=published: got.update({i: take(s, p)}))
+                for i, s in enumerate(sources)
+            ]
+            [taker.start() for taker in takers]
+            [taker.join() for taker in takers]
+            assert all(same(got.pop(i), weights(version), torch.float32) for i in (0, 1))
+            assert {meta.name: meta.checksum for meta in published.params} == {
+                name: checksum(tensor) for name, tensor in weights(version).items()
+            }
+
+
+def test_a_rank_that_sends_nothing_is_named_and_the_next_version_arrives():
+    source = NcclSource(CPU)
+    with NcclSender("float32", Reach(stall_s=20)) as first, NcclSender("float32", Reach(stall_s=1)) as second:
+        take(source, shared_out([first, second], 1, weights(), engines=1))
+        published = shared_out([first, second], 2, weights(2), engines=1)
+        second._give_up()
+        lost = published.model_copy(update={"location": published.location.replace(f":{second._store.port}/", ":9/")})
+        with pytest.raises(SyncError, match=":9 does not answer: did the trainer die"):
+            take(source, lost)
+        assert same(take(source, joined([s.offer(1) for s in (first, second)])), weights(2), torch.float32)
 
 
 def test_an_engine_that_does_not_come_is_told_to_both_sides_and_the_next_version_arrives():
