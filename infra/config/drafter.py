@@ -86,6 +86,8 @@ class DrafterConfig(Section):
     """Proposed tokens per target pass when served."""
     eval_prompts: int = Field(8, ge=1)
     """Prompts per domain on which acceptance is measured; never trained on."""
+    benchmarks: list[Literal["mt_bench", "humaneval", "gsm8k"]] = []
+    """Question sets that acceptance is measured on as well, each a domain of its own, 80 questions of each."""
     eval_concurrency: int = Field(4, ge=1)
     """Requests in flight while acceptance and speed are measured."""
     load_concurrency: list[int] = []
@@ -96,9 +98,11 @@ class DrafterConfig(Section):
 
     @model_validator(mode="after")
     def _check(self):
-        domains = [t.domain for t in self.traffic]
+        domains = [*(t.domain for t in self.traffic), *self.benchmarks]
         if len(set(domains)) != len(domains):
-            raise ValueError(f"traffic names a domain twice: {sorted(domains)}; give each source its own domain")
+            raise ValueError(
+                f"traffic and benchmarks name a domain twice: {sorted(domains)}; give each source its own domain"
+            )
         if min(self.load_concurrency, default=1) < 1:
             raise ValueError(f"load_concurrency has {min(self.load_concurrency)}: at least one request is in flight")
         if all(t.source == "rollouts" for t in self.traffic):

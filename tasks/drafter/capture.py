@@ -5,7 +5,8 @@ Answers come from another engine: one that captures decodes at a third of the sp
 
 import asyncio
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -19,6 +20,9 @@ from tasks.drafter.states import Captured, StatesWriter
 from tasks.drafter.states import Sequence as CapturedSequence
 
 SPARE_BYTES = 2**28  # of the disk, for everything else that writes to it
+BATCH_BYTES = 2**28  # of states, that are read by the engine together
+AHEAD = 3  # batches on their way: the engine reads one, the next wait behind it, one is being stored
+TAKERS = 8  # threads that take the engine's files
 
 
 class CaptureError(RuntimeError):
@@ -59,28 +63,61 @@ async def capture(
     none; what was captured stays.
     """
     waiting = [a for a in answered if a.key not in writer.done]
-    needed = _bytes(waiting, bytes_per_token)
-    _require_room(writer.folder, min(needed, budget_bytes - writer.bytes))
+    stored = len(answered) - len(waiting)
+    _require_room(writer.folder, min(_bytes(waiting, bytes_per_token), budget_bytes - writer.bytes))
+    storing, slots = asyncio.Lock(), asyncio.Semaphore(concurrency)
+
+    async def one(client: EngineClient, answered: Answered) -> Generation:
+        async with slots:
+            return await client.capture(answered.token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True)
+
+    async def store(client: EngineClient, batch: list[Answered]) -> None:
+        nonlocal stored
+        generations = await asyncio.gather(*(one(client, a) for a in batch))
+        await client.flush_captures()
+        async with storing:
+            await asyncio.to_thread(_store, writer, batch, [g.hidden_states_path for g in generations])
+        stored += len(batch)
+        on_progress(stored, len(answered))
+
+    on_progress(stored, len(answered))
     async with EngineClient(handle) as client:
-        while waiting:
-            on_progress(len(answered) - len(waiting), len(answered))
-            batch = waiting[: 2 * concurrency]
-            while batch and _bytes(batch, bytes_per_token) > budget_bytes - writer.bytes:
-                batch = batch[:-1]
-            if not batch:
-                break
-            # Others write to this disk too. The engine's own files lie there beside the shard for a moment.
-            _require_room(writer.folder, 2 * _bytes(batch, bytes_per_token))
-            for captured in await _read(client, batch, concurrency):
-                writer.add(captured)
-            writer.close_shard()
-            waiting = waiting[len(batch) :]
-    if len(waiting) == len(answered):
+        running: set[asyncio.Task] = set()
+        try:
+            for batch in _batches(waiting, bytes_per_token, budget_bytes - writer.bytes, concurrency):
+                while len(running) == AHEAD:
+                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.gather(*done)
+                # Others write to this disk too. The engine's own files lie there beside the shards for a moment.
+                _require_room(writer.folder, 2 * (len(running) + 1) * _bytes(batch, bytes_per_token))
+                running.add(asyncio.create_task(store(client, batch)))
+            await asyncio.gather(*running)
+        finally:  # what has been read is kept, whatever happened to another batch
+            await asyncio.gather(*running, return_exceptions=True)
+    if not stored:
         raise CaptureError(
             f"{budget_bytes / 2**30:.3f} GiB hold the states of no answer: raise drafter.capture_budget_gib"
         )
-    on_progress(len(answered) - len(waiting), len(answered))
-    return len(answered) - len(waiting)
+    return stored
+
+
+def _batches(
+    waiting: Sequence[Answered], bytes_per_token: int, budget_bytes: int, concurrency: int
+) -> Iterator[list[Answered]]:
+    """Those that the budget holds, in their order: a few of `concurrency` together, or fewer where they are large."""
+    batch, size = [], 0
+    for answered in waiting:
+        alone = _bytes([answered], bytes_per_token)
+        if alone > budget_bytes:
+            break
+        budget_bytes -= alone
+        if batch and (size + alone > BATCH_BYTES or len(batch) == 2 * concurrency):
+            yield batch
+            batch, size = [], 0
+        batch.append(answered)
+        size += alone
+    if batch:
+        yield batch
 
 
 def _require_room(folder: Path, needed: int) -> None:
@@ -97,16 +134,11 @@ def _bytes(answered: Sequence[Answered], bytes_per_token: int) -> int:
     return bytes_per_token * sum(len(a.token_ids) for a in answered)
 
 
-async def _read(client: EngineClient, batch: Sequence[Answered], concurrency: int) -> list[Captured]:
-    slots = asyncio.Semaphore(concurrency)
-
-    async def one(answered: Answered) -> Generation:
-        async with slots:
-            return await client.capture(answered.token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True)
-
-    generations = await asyncio.gather(*(one(a) for a in batch))
-    await client.flush_captures()
-    return [_take(a, g.hidden_states_path) for a, g in zip(batch, generations, strict=True)]
+def _store(writer: StatesWriter, batch: Sequence[Answered], paths: Sequence[Path]) -> None:
+    with ThreadPoolExecutor(TAKERS) as takers:
+        for captured in takers.map(_take, batch, paths):
+            writer.add(captured)
+    writer.close_shard()
 
 
 def _take(answered: Answered, path: Path) -> Captured:

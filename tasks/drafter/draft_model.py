@@ -91,8 +91,11 @@ class DraftModelTrainer(TrainingLoop):
         """Cross-entropy of the generated tokens: distillation on the teacher's sequences (Kim and Rush 2016)."""
         return self.compute(_cross_entropy, batch.input_ids.to(self.device), batch.labels.to(self.device), trained)
 
-    def walk(self, sequence: Answered) -> Walk:
-        """`acceptance` of one answer."""
+    def walk(self, sequences: List[Answered]) -> Walk:
+        """`acceptance` of some answers."""
+        return sum(map(self._walk, sequences), Walk())
+
+    def _walk(self, sequence: Answered) -> Walk:
         token_ids = torch.tensor(sequence.token_ids)
         following = self.compute(_following, token_ids.to(self.device)).cpu()
         k, rows = self.config.num_speculative_tokens, len(token_ids) - 2

@@ -44,8 +44,8 @@ def export(
 ) -> None:
     """Write `model` (speculators' class) with its `weights`, all whole, in `dtype` to `folder`.
 
-    probe: (auxiliary states [rows, aux_layers * hidden_size], input ids [rows]) of one sequence, and the `last_logits`
-    that the trained model gives for it.
+    probe: (auxiliary states [rows, aux_layers * hidden_size], input ids [rows]) of one sequence, and the
+    `ttt.last_logits` that the trained model gives for it.
 
     The embedding is left out: the engine then uses the target's own, which is what the head was trained with.
     """
@@ -71,28 +71,6 @@ def export(
     hidden, input_ids, logits = probe
     np.savez(folder / PROBE, hidden=hidden.float().cpu(), input_ids=input_ids.cpu(), logits=logits.float().cpu())
     (folder / CARD).write_text(card.model_dump_json(indent=2) + "\n")
-
-
-def last_logits(model: "torch.nn.Module", hidden: "torch.Tensor", input_ids: "torch.Tensor") -> "torch.Tensor":
-    """Logits [4, draft_vocab_size] of the first proposal at the last four rows of one sequence."""
-    import torch
-
-    caught: list[torch.Tensor] = []
-    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: caught.append(output))
-    try:
-        device = next(model.parameters()).device
-        positions = torch.arange(len(input_ids))
-        model.eval()
-        model(
-            hidden_states=hidden[None].to(device),
-            input_ids=input_ids[None].to(device),
-            document_ids=torch.zeros_like(positions)[None].to(device),
-            position_ids=positions[None].to(device),
-            ttt_steps=1,
-        )
-    finally:
-        hook.remove()
-    return caught[0][0, -4:]
 
 
 def read_card(folder: Path) -> DrafterCard:

@@ -28,6 +28,7 @@ def gather_traffic(config: DrafterConfig, given: dict[str, list[Conversation]], 
         max_prompt_tokens=config.max_prompt_tokens,
         seed=config.seed,
         given=given,
+        benchmarks=config.benchmarks,
     )
 
 

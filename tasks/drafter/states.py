@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,10 @@ from pydantic import BaseModel
 
 if TYPE_CHECKING:
     import torch
+
+
+THREADS = 8
+"""Shards written, or read, at once: an engine on a GPU captures faster than one thread can hash."""
 
 
 class StatesError(RuntimeError):
@@ -78,7 +84,7 @@ class Captured:
 
 
 class StatesWriter:
-    """Appends sequences to `folder`, a shard at a time. As a context manager it closes the last shard at the end.
+    """Appends sequences to `folder`, in shards. As a context manager it closes the last shard at the end.
 
     folder: may hold shards of an interrupted run; `done` has the keys of their sequences.
     Raises StatesError when those shards hold other layers.
@@ -95,22 +101,26 @@ class StatesWriter:
                 )
         self.done = {s.key for shard in shards for s in shard.sequences}
         self.bytes = sum(shard.bytes for shard in shards)
-        self._number = len(shards)
+        self._number = max((int(shard.file[len("shard-") :].split(".")[0]) for shard in shards), default=-1) + 1
         self._open: list[Captured] = []
         self._open_bytes = 0
+        self._threads = ThreadPoolExecutor(THREADS)
+        self._writing: list[Future] = []
 
     def add(self, captured: Captured) -> None:
         """Keep one sequence.
 
         Raises StatesError when its states do not fit its tokens, or are not finite.
         """
+        import torch
+
         sequence, states = captured.sequence, captured.states
         if states.shape[:2] != (sequence.num_states, len(self.layer_ids)):
             raise StatesError(
                 f"states of {sequence.key} have shape {list(states.shape)}: expected {sequence.num_states} positions "
                 f"of {len(self.layer_ids)} layers"
             )
-        if not bool(states.isfinite().all()):
+        if not bool(states.sum(dtype=torch.float64).isfinite()):  # one pass, and no sum of states overflows in float64
             raise StatesError(f"states of {sequence.key} are not finite: the target overflows in this dtype")
         self._open.append(captured)
         self.done.add(sequence.key)
@@ -118,20 +128,30 @@ class StatesWriter:
         self._open_bytes += size
         self.bytes += size
         if self._open_bytes >= self.shard_bytes:
-            self.close_shard()
+            self._commit_open()
 
     def close_shard(self) -> None:
-        """Commit what was added since the last shard."""
-        if not self._open:
-            return
+        """Commit what was added, and wait until it is. Raises what went wrong in writing any of it."""
+        self._commit_open()
+        writing, self._writing = self._writing, []
+        for shard in writing:
+            shard.result()
+
+    def _commit_open(self) -> None:
+        if self._open:
+            self._writing.append(self._threads.submit(self._commit, self._number, self._open))
+            self._number += 1
+            self._open, self._open_bytes = [], 0
+
+    def _commit(self, number: int, added: list[Captured]) -> None:
         import torch
         from safetensors.torch import save_file
 
-        name = f"shard-{self._number:05d}"
+        name = f"shard-{number:05d}"
         path = self.folder / f"{name}.safetensors"
-        save_file({"hidden_states": torch.cat([c.states for c in self._open])}, path)
+        save_file({"hidden_states": torch.cat([c.states for c in added])}, path)
         sequences, offset = [], 0
-        for captured in self._open:
+        for captured in added:
             sequences.append(captured.sequence.model_copy(update={"offset": offset}))
             offset += captured.sequence.num_states
         shard = Shard(
@@ -144,14 +164,13 @@ class StatesWriter:
         scratch = self.folder / f".{name}.json"
         scratch.write_text(shard.model_dump_json())
         os.replace(scratch, self.folder / f"{name}.json")
-        self._number += 1
-        self._open, self._open_bytes = [], 0
 
     def __enter__(self) -> "StatesWriter":
         return self
 
     def __exit__(self, *exc) -> None:
-        self.close_shard()
+        with self._threads:
+            self.close_shard()
 
 
 def read_index(folder: Path) -> list[Shard]:
@@ -162,22 +181,24 @@ def read_index(folder: Path) -> list[Shard]:
 def read_states(folder: Path) -> Iterator[Captured]:
     """Every sequence of `folder` with its states in the engine's dtype, in order of writing.
 
-    A shard is read when its first sequence is asked for.
-
     Raises StatesError when a shard is not the one that was written, or there is none.
     """
-    from safetensors.torch import load_file
-
     shards = read_index(folder)
     if not shards:
         raise StatesError(f"{folder} holds no captured states: capture some first")
-    for shard in shards:
-        path = folder / shard.file
-        if _sha256(path) != shard.sha256:
-            raise StatesError(f"{path} is not the file that was captured (its sha256 differs): capture again")
-        states = load_file(path)["hidden_states"]
-        for sequence in shard.sequences:
-            yield Captured(sequence, states[sequence.offset : sequence.offset + sequence.num_states])
+    with ThreadPoolExecutor(THREADS) as threads:
+        for shard, states in zip(shards, threads.map(partial(_load, folder), shards), strict=True):
+            for sequence in shard.sequences:
+                yield Captured(sequence, states[sequence.offset : sequence.offset + sequence.num_states])
+
+
+def _load(folder: Path, shard: Shard) -> "torch.Tensor":
+    from safetensors.torch import load_file
+
+    path = folder / shard.file
+    if _sha256(path) != shard.sha256:
+        raise StatesError(f"{path} is not the file that was captured (its sha256 differs): capture again")
+    return load_file(path)["hidden_states"]
 
 
 def _sha256(path: Path) -> str:

@@ -71,8 +71,10 @@ def gather(
     max_prompt_tokens: int,
     seed: int,
     given: Mapping[str, Sequence[Conversation]] | None = None,
+    benchmarks: Sequence[str] = (),
 ) -> Traffic:
-    """Prompts of every source: `source.prompts` to train on and `held_out` others to measure on, chosen by `seed`.
+    """Prompts of every source: `source.prompts` to train on and `held_out` others to measure on, chosen by `seed`; to
+    measure on also the questions of `benchmarks`, however long.
 
     apply_template: the target's chat template, messages and tools to token ids that end in the assistant's header.
     given: conversations of sources that a flow provides, by name.
@@ -103,6 +105,10 @@ def gather(
             )
         traffic.held_out += chosen[:held_out]
         traffic.train += chosen[held_out:]
+    for name in benchmarks:
+        for asked in measuring.conversations(name):
+            token_ids = apply_template(asked.messages, asked.tools)
+            traffic.held_out.append(Prompt(domain=name, messages=asked.messages, token_ids=token_ids))
     # Mixed, so that a capture that its byte budget cuts short has something of every domain.
     random.Random(seed).shuffle(traffic.train)
     return traffic

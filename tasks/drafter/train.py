@@ -9,7 +9,7 @@ from infra.cluster.ranks import Ranks, whole
 from infra.config.drafter import DrafterConfig
 from tasks.drafter import heads, ttt
 from tasks.drafter.dataset import Rows, answer_counts, draft_vocab, pack, packs, require_learnable, rows, split
-from tasks.drafter.export import DrafterCard, export, last_logits
+from tasks.drafter.export import DrafterCard, export
 from tasks.drafter.loop import TrainingLoop
 from tasks.drafter.states import Captured, Sequence, read_index, read_states
 from tasks.drafter.walk import Walk, walk
@@ -83,11 +83,14 @@ class HeadTrainer(TrainingLoop):
         """Summed over training-time-test steps, with their weights."""
         return self.compute(ttt.loss, batch.to(self.device), trained, self.config, self.losses)
 
-    def walk(self, sequence: Captured) -> Walk:
-        """`acceptance` of one sequence."""
-        every = rows(sequence, max_rows=len(sequence.sequence.token_ids))
-        spans = [(start - 1, end - 2) for start, end in sequence.sequence.answers]
-        wanted = torch.cat([torch.arange(*span) for span in spans])
+    def walk(self, sequences: List[Captured]) -> Walk:
+        """`acceptance` of some sequences, computed as one pack."""
+        every = pack([rows(one, max_rows=len(one.sequence.token_ids)) for one in sequences])
+        spans, first = [], 0
+        for one in sequences:
+            spans += [(first + start - 1, first + end - 2) for start, end in one.sequence.answers]
+            first += one.sequence.num_states - 1
+        wanted = torch.cat([torch.arange(*span) for span in spans]).to(self.device)
         drafted = self.compute(ttt.proposals, every.to(self.device), wanted, self.config.num_speculative_tokens)
         proposed = self.vocab.target_ids[drafted.cpu()]
         counted = Walk()
@@ -110,7 +113,7 @@ class HeadTrainer(TrainingLoop):
         )
         state = {name: whole(w) for name, w in self.model.state_dict().items()}
         with self.whole_weights():
-            logits = self.compute(last_logits, probe.hidden, probe.input_ids)
+            logits = self.compute(ttt.last_logits, probe.to(self.device))
         if self.ranks.rank == 0:
             export(self.model, state, folder, card, (probe.hidden, probe.input_ids, logits), getattr(torch, dtype))
 

@@ -1,8 +1,9 @@
 """EAGLE-3's training-time test: the head's loss on a pack, and what it proposes at rows of it.
 
-GPUs compute it with speculators' own compiled forward. On CPU that one spends most of its time on what no loss reads:
-every row takes every step, through a mask of the whole pack, up to logits over the draft vocabulary. Here a row that no
-loss reads gives its key and value to those behind it and nothing else, and a document attends within itself:
+speculators' own forward spends most of its time on what no loss reads: every row takes every step, through a mask of
+the whole pack, up to logits over the draft vocabulary. It also needs packs of a multiple of 128 rows, and a compiler.
+Here a row that no loss reads gives its key and value to those behind it and nothing else, and a document attends within
+itself, computed together with others of about its length:
 
     step 0      row q attends to the keys of rows p <= q of its document
     step j      row q attends to those and to its own keys of steps 1..j, at rotary position q + j
@@ -17,6 +18,9 @@ import torch.nn.functional as F
 from infra.config.drafter import DrafterConfig
 from tasks.drafter.dataset import Rows
 
+SHORTEST = 32
+"""Rows. Documents no longer than this are computed together, then those up to twice as long, and so on."""
+
 
 def loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfig, losses: dict) -> torch.Tensor:
     """Sum over the trained rows divided by `trained`, nats, summed over the steps with weights `ttt_decay**j`.
@@ -24,13 +28,11 @@ def loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfi
     At step j a trained row's target is proposed by the row j before it. losses: as speculators resolves them, (function
     of logits and targets [1, rows, draft vocabulary], weight) by name.
     """
-    if batch.hidden.is_cuda:
-        return _whole_loss(model, batch, trained, config, losses)
     rows = batch.loss_mask.nonzero().flatten()
     wanted = torch.cat([rows - step for step in range(config.ttt_steps)]).unique()
     with torch.no_grad():
         targets = model.verifier_lm_head(model.verifier_norm(batch.target[rows]))[None]
-    total = torch.zeros(())
+    total = torch.zeros((), device=rows.device)
     for step, hidden in enumerate(_outputs(model, batch, wanted, config.ttt_steps)):
         logits = model.lm_head(model.norm(hidden[torch.searchsorted(wanted, rows - step)]))[None]
         each = sum(weight * of(logits, targets) for of, weight in losses.values())
@@ -42,41 +44,29 @@ def loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfi
 def proposals(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: int) -> torch.Tensor:
     """Draft ids [steps, wanted] that the head proposes at the rows `wanted` (ascending), each given that the earlier
     ones were right."""
-    if batch.hidden.is_cuda:
-        return torch.cat(model(**_arguments(batch), ttt_steps=steps))[:, wanted]
     return torch.stack([model.lm_head(model.norm(h)).argmax(dim=-1) for h in _outputs(model, batch, wanted, steps)])
 
 
-def _whole_loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfig, losses: dict) -> torch.Tensor:
-    """`loss` by speculators' forward, which gives the mean of these rows."""
-    _, total, _ = model(
-        **_arguments(batch),
-        loss_mask=batch.loss_mask[None],
-        verifier_last_hidden_states=batch.target[None],
-        ttt_steps=config.ttt_steps,
-        ttt_step_loss_decay=config.ttt_decay,
-        loss_config=losses,
-    )
-    return total * (batch.trained / trained)
-
-
-def _arguments(batch: Rows) -> dict[str, torch.Tensor]:
-    names = {"hidden_states": "hidden", **{n: n for n in ("input_ids", "document_ids", "position_ids")}}
-    return {argument: getattr(batch, name)[None] for argument, name in names.items()}
+@torch.no_grad()
+def last_logits(model: torch.nn.Module, batch: Rows) -> torch.Tensor:
+    """Logits [4, draft vocabulary] of the first proposal at the last four rows."""
+    wanted = torch.arange(len(batch) - 4, len(batch), device=batch.input_ids.device)
+    return model.lm_head(model.norm(next(_outputs(model, batch, wanted, 1))))
 
 
 @dataclass(frozen=True)
-class _Document:
-    """Queries [start, stop) of those asked for, and the rows [first, last) whose keys the latest of them sees.
+class _Documents:
+    """Documents of about the same length, padded to the longest.
 
-    hidden: bool [queries, keys], keys that come behind a query.
+    queries: [documents, queries] places in the rows asked for; filled: bool, which of them are no padding.
+    keys: [documents, keys] rows of the pack, up to the last that a query sees.
+    hidden: bool [documents, queries, keys], keys that come behind a query, or are padding.
     """
 
-    start: int
-    stop: int
-    first: int
-    last: int
+    queries: torch.Tensor
+    keys: torch.Tensor
     hidden: torch.Tensor
+    filled: torch.Tensor
 
 
 @dataclass
@@ -94,7 +84,7 @@ def _outputs(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: i
     Row p of step j is fed token p + j of `input_ids`: behind the end of its document that is another's, and its output
     means nothing.
     """
-    every, fed = torch.arange(len(batch)), F.pad(batch.input_ids, (0, steps))
+    every, fed = torch.arange(len(batch), device=wanted.device), F.pad(batch.input_ids, (0, steps))
     documents, all_documents = _documents(batch, wanted), None
     hidden, kept = model.fc(batch.hidden), []
     for number, layer in enumerate(model.layers):
@@ -118,17 +108,28 @@ def _outputs(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: i
         yield hidden
 
 
-def _documents(batch: Rows, wanted: torch.Tensor) -> list[_Document]:
-    lengths = batch.document_ids.bincount()
+def _documents(batch: Rows, wanted: torch.Tensor) -> list[_Documents]:
+    if not len(wanted):
+        return []
+    device, lengths = wanted.device, batch.document_ids.bincount()
     ends = lengths.cumsum(0)
-    bounds = torch.searchsorted(wanted, torch.cat([ends.new_zeros(1), ends])).tolist()
+    bounds = torch.searchsorted(wanted, torch.cat([ends.new_zeros(1), ends]))
+    starts, stops = bounds[:-1], bounds[1:]
+    firsts = ends - lengths
+    sizes = wanted[(stops - 1).clamp(min=0)] + 1 - firsts  # keys that its last query sees
     found = []
-    for first, start, stop in zip((ends - lengths).tolist(), bounds, bounds[1:], strict=False):
-        if start == stop:
+    classes = sizes.clamp(min=SHORTEST).log2().ceil().int().where(stops > starts, -1)
+    for same in classes.unique().tolist():
+        if same < 0:
             continue
-        rows = wanted[start:stop]
-        last = int(rows[-1]) + 1
-        found.append(_Document(start, stop, first, last, torch.arange(first, last) > rows[:, None]))
+        which = (classes == same).nonzero().flatten()
+        start, stop, first, size = (part[which, None] for part in (starts, stops, firsts, sizes))
+        queries = start + torch.arange(int((stop - start).max()), device=device)
+        keys = first + torch.arange(int(size.max()), device=device)
+        filled, queries, seen = queries < stop, queries.minimum(stop - 1), keys < first + size
+        keys = keys.minimum(first + size - 1)
+        visible = (keys[:, None] <= wanted[queries][..., None]) & seen[:, None]
+        found.append(_Documents(queries, keys, ~visible, filled))
     return found
 
 
@@ -166,26 +167,29 @@ def _layer(
     residual: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
     keys: _Keys,
-    documents: list[_Document],
+    documents: list[_Documents],
 ) -> torch.Tensor:
     attention = layer.self_attn
     query = _rotated(_heads(attention.q_proj(inputs), attention.head_dim), rotary) * attention.scaling
-    attended = torch.cat([query[:, :0], *(_attend(query, keys, document) for document in documents)], dim=1)
+    attended = query * 0  # a rank whose pack has no document goes through the motions
+    for some in documents:
+        attended[:, some.queries[some.filled]] = _attend(query, keys, some).to(query.dtype)
     hidden = residual + attention.o_proj(attended.transpose(0, 1).flatten(1))
     return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
 
-def _attend(query: torch.Tensor, keys: _Keys, document: _Document) -> torch.Tensor:
-    """[heads, queries, size] of one document."""
-    key, value = (part[:, document.first : document.last] for part in keys.first)
-    own = [[part[:, None, document.start : document.stop] for part in pair] for pair in keys.own]
-    # Query heads that share a key head are rows of one product.
-    q = query[:, document.start : document.stop].unflatten(0, (len(key), -1))
-    scores = (q.flatten(1, 2) @ key.mT).unflatten(1, q.shape[1:3]).masked_fill(document.hidden, -torch.inf)
+def _attend(query: torch.Tensor, keys: _Keys, documents: _Documents) -> torch.Tensor:
+    """[heads, queries, size] of all queries of some documents, one document after the other."""
+    key, value = (part[:, documents.keys] for part in keys.first)
+    own = [[part[:, documents.queries][:, :, None] for part in pair] for pair in keys.own]
+    # [key heads, documents, query heads of each, queries, size]: those that share a key head are rows of one product.
+    q = query[:, documents.queries].unflatten(0, (len(key), -1)).transpose(1, 2)
+    scores = (q.flatten(2, 3) @ key.mT).unflatten(2, q.shape[2:4])
+    scores = scores.masked_fill(documents.hidden[:, None], -torch.inf)
     scores = torch.cat([scores, *((q * k).sum(dim=-1, keepdim=True) for k, _ in own)], dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-    seen, rest = weights[..., : key.shape[1]], weights[..., key.shape[1] :]
-    out = (seen.flatten(1, 2) @ value).unflatten(1, q.shape[1:3])
+    seen, rest = weights[..., : key.shape[2]], weights[..., key.shape[2] :]
+    out = (seen.flatten(2, 3) @ value).unflatten(2, q.shape[2:4])
     for number, (_, v) in enumerate(own):
         out = out + rest[..., number : number + 1] * v
-    return out.flatten(0, 1)
+    return out.transpose(1, 2).flatten(0, 1)[:, documents.filled]

@@ -258,6 +258,24 @@ def test_packed_sequences_do_not_see_each_other(worker):
         at += len(rows)
 
 
+def speculators_loss(model, batch, trained, config, losses):
+    """`ttt.loss` by speculators' forward, which gives the mean of these rows."""
+    _, total, _ = model(
+        **arguments(batch),
+        loss_mask=batch.loss_mask[None],
+        verifier_last_hidden_states=batch.target[None],
+        ttt_steps=config.ttt_steps,
+        ttt_step_loss_decay=config.ttt_decay,
+        loss_config=losses,
+    )
+    return total * (batch.trained / trained)
+
+
+def arguments(batch):
+    names = {"hidden_states": "hidden", **{n: n for n in ("input_ids", "document_ids", "position_ids")}}
+    return {argument: getattr(batch, name)[None] for argument, name in names.items()}
+
+
 @pytest.mark.parametrize("form", [{}, {"num_layers": 2}, {"ttt_steps": 1}, {"loss": "lk_hybrid"}])
 @pytest.mark.parametrize("norm_before_residual", [False, True])
 def test_leaving_out_what_no_loss_reads_changes_no_loss_and_no_gradient(states, target, form, norm_before_residual):
@@ -269,7 +287,7 @@ def test_leaving_out_what_no_loss_reads_changes_no_loss_and_no_gradient(states, 
     prompt.loss_mask[:] = False
     batch = dataset.pack([several, cut, prompt])
     found = []
-    for loss in (ttt.loss, ttt._whole_loss):
+    for loss in (ttt.loss, speculators_loss):
         trainer.model.zero_grad()
         value = loss(trainer.model, batch, batch.trained, trainer.config, trainer.losses)
         value.backward()
@@ -282,7 +300,7 @@ def test_leaving_out_what_no_loss_reads_changes_no_loss_and_no_gradient(states, 
     nothing.backward()
     assert nothing == 0
     wanted = torch.tensor([0, 3, 4, 25, 30])
-    whole = torch.cat(trainer.model(**ttt._arguments(batch), ttt_steps=3))[:, wanted]
+    whole = torch.cat(trainer.model(**arguments(batch), ttt_steps=3))[:, wanted]
     assert torch.equal(ttt.proposals(trainer.model, batch, wanted, steps=3), whole)
 
 

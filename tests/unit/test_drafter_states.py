@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tasks.drafter.states import Captured, Sequence, StatesError, StatesWriter, read_index, read_states
 
@@ -40,6 +41,26 @@ def test_an_interrupted_writer_goes_on_behind_its_last_shard(tmp_path):
     with again:
         again.add(captured("bb"))
     assert [c.sequence.key for c in read_states(tmp_path)] == ["a", "bb"]
+
+
+def test_a_later_shard_survives_an_earlier_one_that_was_not_finished(tmp_path):
+    """Shards are written at once, in any order."""
+    with StatesWriter(tmp_path, LAYERS, shard_bytes=1) as writer:
+        for key in ("a", "bb", "ccc"):
+            writer.add(captured(key))
+    (tmp_path / "shard-00000.json").unlink()
+    with StatesWriter(tmp_path, LAYERS, shard_bytes=1) as again:
+        assert again.done == {"bb", "ccc"}
+        again.add(captured("a"))
+    assert [c.sequence.key for c in read_states(tmp_path)] == ["bb", "ccc", "a"]
+
+
+def test_a_shard_that_cannot_be_written_is_told(tmp_path):
+    writer = StatesWriter(tmp_path / "states", LAYERS)
+    writer.add(captured("a"))
+    (tmp_path / "states").rmdir()
+    with pytest.raises(SafetensorError, match="No such file"):
+        writer.close_shard()
 
 
 def test_other_layers_do_not_mix(tmp_path):

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
-from infra.config.drafter import TrafficSource
+from infra.config.drafter import DrafterConfig, TrafficSource
 from tasks.drafter import measuring, sources, traffic
 from tasks.drafter.sources import jsonl, own, rollouts
 from tasks.drafter.sources.base import Conversation, TrafficError, turns, user
@@ -84,6 +85,18 @@ def test_questions_that_measure_are_never_trained_on(name):
     late = Conversation(messages=[first, {"role": "assistant", "content": "Yes?"}, last])
     with pytest.raises(TrafficError, match=f"holds a question of {name}"):
         gather(wanted, given={"mine": [*MANY["mine"], late]}, longest=100_000)
+
+
+def test_questions_that_measure_are_asked_to_measure():
+    names = ["mt_bench", "humaneval", "gsm8k"]
+    gathered = traffic.gather([MINE], letters, held_out=2, max_prompt_tokens=200, seed=0, given=MANY, benchmarks=names)
+    held_out = gathered.held_out_ids()
+    assert {domain: len(prompts) for domain, prompts in held_out.items()} == {"chat": 2} | dict.fromkeys(names, 80)
+    assert {p.domain for p in gathered.train} == {"chat"}
+    for prompt in gathered.held_out[2:]:
+        assert measuring.found_in([prompt.messages[0]["content"]]), prompt.domain
+    with pytest.raises(ValidationError, match="a domain twice"):
+        DrafterConfig(traffic=[TrafficSource(domain="gsm8k", source="code")], benchmarks=["gsm8k"])
 
 
 @pytest.mark.parametrize("source", traffic.COLLECTED)
