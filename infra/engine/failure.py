@@ -16,7 +16,11 @@ _ECHOES = (
     "See root cause above",
     "EngineCore encountered an issue",
 )
+_PASSING = (
+    "Error in memory profiling",
+)  # another process gave GPU memory back while the engine looked at how much is free
 _HINTS = (  # the first that fits
+    ("desired gpu memory utilization", "lower engine.gpu_memory_fraction, or free memory of the GPU"),
     ("to serve at least one request", "raise engine.kv_cache_gib or lower engine.max_model_len"),
     ("memory for the cache blocks", "raise engine.kv_cache_gib"),
     ("kv cache", "lower engine.kv_cache_gib, or free memory"),
@@ -44,6 +48,11 @@ def root_cause(log: Path) -> str:
         return written[-1].strip() if written else "it wrote nothing"
     hints = [hint for sign, hint in _HINTS if sign in found.lower()]
     return f"{found}; {hints[0]}" if hints else found
+
+
+def passing(cause: str) -> bool:
+    """Whether an engine that ended for this `root_cause` may just be started again."""
+    return any(sign in cause for sign in _PASSING)
 
 
 def doing(log: Path) -> str:

@@ -14,10 +14,13 @@ from pathlib import Path
 
 from infra.engine import flags
 from infra.engine.errors import EngineError
+from infra.engine.failure import passing
 from infra.engine.nursery import Nursery
 from infra.engine.pin import accelerated
 from infra.engine.ready import Patience, Progress, wait_until_ready
 from infra.engine.spec import EngineHandle, EngineSpec
+
+ATTEMPTS = 3  # to start an engine that fails for a reason that passes
 
 _nursery: Nursery | None = None
 _nursery_lock = threading.Lock()
@@ -110,14 +113,17 @@ def start(
     log_dir.mkdir(parents=True, exist_ok=True)
     if spec.capture:
         spec.capture.folder.mkdir(parents=True, exist_ok=True)
-    patience = Patience(spec, progress)
-    with _bind(spec.host, spec.port) as listening:
-        engine = _launch(spec, listening, log_dir, patience, fork=not accelerated() if fork is None else fork)
-    try:
-        wait_until_ready(engine, patience)
-    except BaseException:
-        engine.stop()
-        raise
+    patience, fork = Patience(spec, progress), not accelerated() if fork is None else fork
+    for attempts_left in reversed(range(ATTEMPTS)):
+        with _bind(spec.host, spec.port) as listening:
+            engine = _launch(spec, listening, log_dir, patience, fork=fork)
+        try:
+            wait_until_ready(engine, patience)
+            break
+        except BaseException as error:
+            engine.stop()
+            if not (attempts_left and isinstance(error, EngineError) and passing(str(error))):
+                raise
     return engine
 
 

