@@ -3,17 +3,19 @@
 import math
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel
 
 from infra.cluster.ranks import Ranks, spread, whole
 from infra.config.drafter import DrafterConfig
+from tasks.drafter.curve import Curve
 from tasks.drafter.sharded import Sharded, share
 from tasks.drafter.sources import ROLLOUTS
 from tasks.drafter.walk import Walk
@@ -22,27 +24,11 @@ from tasks.drafter.worker import WHOLE
 GAIN = 0.005  # of acceptance length: less than that is no improvement
 
 
-class Curve(BaseModel):
-    """One entry per optimizer step; step 0 is the drafter before training. None where nothing was measured.
+class Ready(NamedTuple):
+    """A rank's part of a pack: its batch, and how many rows of it count."""
 
-    loss: nats per trained row, for a head summed over training-time-test steps. grad_norm: before clipping.
-    held_out_acceptance: acceptance length on the held-out sequences.
-    """
-
-    step: list[int] = []
-    loss: list[float | None] = []
-    lr: list[float | None] = []
-    grad_norm: list[float | None] = []
-    held_out_acceptance: list[float | None] = []
-
-    def add(self, step: int, **entry: float | None) -> None:
-        self.step.append(step)
-        for name in ("loss", "lr", "grad_norm", "held_out_acceptance"):
-            getattr(self, name).append(entry.get(name))
-
-    def looks(self) -> list[float]:
-        """The held-out acceptances, oldest first."""
-        return [a for a in self.held_out_acceptance if a is not None]
+    batch: Any
+    rows: int
 
 
 class TrainingLoop(ABC):
@@ -124,11 +110,12 @@ class TrainingLoop(ABC):
         steps = self.config.training_steps
         if not self.curve.step:
             self._look(0)
-        for step in range(self.steps + 1, self.steps + count + 1):
+        coming = islice(self.packs, max(0, min(count, steps - self.steps)))
+        for step, ready in enumerate(self.ahead(coming), self.steps + 1):
             if self.finished:
                 break
             lr = self.learning_rate(step)
-            loss, grad_norm = self.step(next(self.packs), lr)
+            loss, grad_norm = self.learn(ready, lr)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"loss of drafter step {step} is {loss}: lower drafter.lr ({self.config.lr})")
             if step == steps or step % max(1, steps // self.config.held_out_looks) == 0:
@@ -153,15 +140,34 @@ class TrainingLoop(ABC):
 
     def step(self, pack: Sequence[int], lr: float) -> tuple[float, float]:
         """One optimizer step on the sequences of `pack`; (loss, gradient norm before clipping)."""
+        return self.learn(self._ready(pack), lr)
+
+    def ahead(self, packs: Iterator[Sequence[int]]) -> Iterator[Ready]:
+        """What `learn` takes of each pack, made while the one before is learned from."""
+        with ThreadPoolExecutor(1) as thread:
+            making: deque[Future] = deque()
+            for pack in packs:
+                making.append(thread.submit(self._ready, pack))
+                if len(making) > 1:
+                    yield making.popleft().result()
+            for made in making:
+                yield made.result()
+
+    def _ready(self, pack: Sequence[int]) -> Ready:
+        mine = share([len(self.sequence(self.train[i]).token_ids) for i in pack], self.ranks)
+        if mine:
+            batch = self.batch([pack[i] for i in mine])
+            return Ready(batch, len(batch))
+        return Ready(self.batch(pack[:1]).idle(), 0)  # without work, it goes through the motions: it holds weights
+
+    def learn(self, ready: Ready, lr: float) -> tuple[float, float]:
+        """As `step`, on this rank's part of a pack."""
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        mine = share([len(self.sequence(self.train[i]).token_ids) for i in pack], self.ranks)
-        # A rank without work goes through the motions: it holds a part of the weights.
-        batch = self.batch([pack[i] for i in mine]) if mine else self.batch(pack[:1]).idle()
-        rows, trained = self.ranks.sum([len(batch) if mine else 0, batch.trained])
+        rows, trained = self.ranks.sum([ready.rows, ready.batch.trained])
         with self._precision():
-            loss = self.loss(batch, max(1, round(trained)))
+            loss = self.loss(ready.batch, max(1, round(trained)))
         (loss * self.ranks.world).backward()  # gradients of parts are means over ranks
         norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_grad_norm))
         self.optimizer.step()
