@@ -106,7 +106,12 @@ Fetch = Callable[[ParamMeta], "torch.Tensor"]
 
 
 class Source(Protocol):
-    """The engine's side of a transport."""
+    """The engine's side of a transport.
+
+    lands: whether what is fetched lies in memory of the engine's own: giving it its model's form is no transfer then.
+    """
+
+    lands: bool
 
     def open(self, published: Published) -> AbstractContextManager[Fetch]:
         """Reach the published bytes. Leaving the context raises if they changed meanwhile.

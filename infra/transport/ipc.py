@@ -70,6 +70,8 @@ class IpcSender(Publisher):
 class IpcSource:
     """Opens the trainer's memory for the time of an update."""
 
+    lands = False
+
     def __init__(self, device: torch.device) -> None:
         self._device, self._host = device, ShmSource(device)
 

@@ -136,6 +136,8 @@ class NcclSource:
     Where several ranks send, each has a group of its own with the engines, and all are received from at once.
     """
 
+    lands = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._met: dict[str, tuple[Meeting, dist.ProcessGroup]] = {}

@@ -56,6 +56,8 @@ class ShmSource:
     """Reads memory that the trainer shares. It stays mapped from update to update, since mapping it anew costs half of
     a copy, and is let go when an update fails or another trainer takes over."""
 
+    lands = False
+
     def __init__(self, device: torch.device) -> None:
         """device: of the engine's model; the memory is the host's."""
         self._reader: Reader | None = None

@@ -138,6 +138,8 @@ class StoreSender(Publisher):
 class StoreSource:
     """Reads versions into host memory, which is kept: the next version is likely a change of it."""
 
+    lands = False
+
     def __init__(self, device: torch.device) -> None:
         """device: of the engine's model; what is read lies on the host."""
         self._flat: torch.Tensor | None = None

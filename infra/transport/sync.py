@@ -22,7 +22,7 @@ class SyncReport(BaseModel):
 
     prepare_s: from the announcement until every engine had the new weights beside the old ones, read back and compared.
         Engines serve meanwhile. Its parts, as the engine saw them: transfer_s (bytes into the engine's memory),
-        finalize_s (packing for its kernels), and the reading back, which is in verify_s.
+        finalize_s (joining and packing them as its kernels want them), and the reading back, which is in verify_s.
     pause_s: from the request to pause until the engine had resumed, putting in place and checking included.
     verify_s: reading back, before and during the pause.
     bytes: of one engine.
