@@ -125,6 +125,16 @@ def s3_endpoint(tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture
+def s3_settings(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment in which boto3 finds `s3_endpoint`; what a test changes in it is undone."""
+    from weed import KEYS
+
+    for name, value in (KEYS | {"AWS_ENDPOINT_URL": s3_endpoint}).items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture
 def run() -> Callable[[Coroutine], object]:
     """`run(coroutine)`: its result, from an event loop of its own."""
     return asyncio.run

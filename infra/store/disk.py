@@ -23,21 +23,23 @@ def place(source: Path, stage: Path, paths: Sequence[str]) -> None:
         os.chmod(target, 0o444)
 
 
-def write(path: Path, text: str) -> None:
-    """Replace `path` as a whole, durably."""
+def write(path: Path, text: str, *, durably: bool = True) -> None:
+    """Replace `path` as a whole. durably: wait until it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, scratch = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(fd, "w") as file:
             file.write(text)
             file.flush()
-            os.fsync(fd)
+            if durably:
+                os.fsync(fd)
         os.chmod(scratch, 0o444)
         os.replace(scratch, path)
     except BaseException:
         os.unlink(scratch)
         raise
-    sync(path.parent)
+    if durably:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -47,3 +49,8 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def boot_id() -> str:
+    """Another one each time the machine is started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from infra.store.base import ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull, check_held, check_unchanged
-from infra.store.disk import place, sync, write
+from infra.store.disk import boot_id, place, sync, write
 from infra.store.manifest import HASH_THREADS, MANIFEST, Manifest, build, check_name, files_of, hash_files
 from infra.store.refs import ArtifactRef
 
@@ -52,7 +52,8 @@ class LocalStore:
         if not paths:
             raise StoreError(f"cannot store {folder}: it is {'empty' if folder.is_dir() else 'not a folder'}")
         try:
-            with self._roomy(folder, paths), self._locked(fcntl.LOCK_SH), self._staging() as stage:
+            need = sum((folder / path).stat().st_size for path in paths)
+            with self._roomy(folder, need), self._locked(fcntl.LOCK_SH), self._staging() as stage:
                 place(folder, stage, paths)
                 manifest = build(hash_files(stage, paths), kind, producer, inputs, name)
                 if self._is_there(manifest):
@@ -63,14 +64,19 @@ class LocalStore:
             raise StoreError(f"cannot store {folder}: {error}") from None
         return manifest.ref
 
-    def adopt(self, folder: Path, manifest: Manifest) -> None:
-        """Commit files below `folder` that were found to be those of `manifest` while they arrived there, without
-        reading them again. They become read-only. Raises as `put` does."""
-        paths = [file.path for file in manifest.files]
-        with self._roomy(folder, paths), self._locked(fcntl.LOCK_SH), self._staging() as stage:
-            place(folder, stage, paths)
+    def adopt(self, manifest: Manifest, fill: Callable[[Path], None]) -> None:
+        """Commit a copy of an artifact that lies elsewhere.
+
+        fill: writes its files into the folder it is given, and raises unless they are those of `manifest`.
+        Nobody waits until the copy is on the disk: it can be fetched again, and its hashes are read again when the
+        machine was started anew. The files become read-only. Raises as `put` does.
+        """
+        with self._roomy(manifest.name, manifest.bytes), self._locked(fcntl.LOCK_SH), self._staging() as stage:
+            fill(stage)
+            for file in manifest.files:
+                os.chmod(stage / file.path, 0o444)
             if not self._is_there(manifest):
-                self._commit(stage, manifest)
+                self._commit(stage, manifest, boot=boot_id())
 
     def probe(self) -> None:
         """See `Store.probe`."""
@@ -82,10 +88,11 @@ class LocalStore:
             raise StoreError(f"{self.root} cannot be written ({error.strerror})") from None
 
     def open(self, ref: ArtifactRef) -> Path:
-        """See `Store.open`. Hashes are re-read only when a file's size, inode or time of writing has changed."""
+        """See `Store.open`. Hashes are re-read only when a file's size, inode or time of writing has changed, or when
+        a copy (`adopt`) may have been on its way to the disk when the machine went down."""
         manifest = self.manifest(ref)
-        stamp = self._stamp(ref.name)
-        if not stamp.is_file() or json.loads(stamp.read_text()) != self._looks(manifest):
+        looks = self._looks(manifest)
+        if self._stamped(ref.name) not in ({"boot": None, "looks": looks}, {"boot": boot_id(), "looks": looks}):
             self.verify(ref)
         return self.root / ref.name
 
@@ -106,16 +113,21 @@ class LocalStore:
         for entry in hash_files(folder, there):
             if entry != expected[entry.path]:
                 raise self._corrupt(ref, entry.path, f"has {entry.bytes} bytes of other content than was committed")
-        write(self._stamp(ref.name), json.dumps(looks))
+        self._sync(folder, manifest)
+        self._write_stamp(ref.name, looks)
 
     def delete(self, ref: ArtifactRef) -> None:
         """See `Store.delete`."""
-        folder = self._path(self.manifest(ref).name)
-        with self._staging() as stage:
+        self.discard(self.manifest(ref).name)
+
+    def discard(self, name: str) -> None:
+        """Remove what lies under `name`, if anything does, whether it is whole or not."""
+        folder = self._path(name)
+        with self._staging() as stage, contextlib.suppress(FileNotFoundError):
             os.rename(folder, stage / "deleted")
             sync(folder.parent)
-            self._stamp(ref.name).unlink(missing_ok=True)
-            (self.root / _WANTED / ref.name).unlink(missing_ok=True)
+            self._stamp(name).unlink(missing_ok=True)
+            (self.root / _WANTED / name).unlink(missing_ok=True)
 
     def collect(self, ref: ArtifactRef, before: datetime) -> bool:
         """See `Store.collect`. Waits until nobody writes to the store."""
@@ -134,12 +146,13 @@ class LocalStore:
         write(path, "")
         os.utime(path, ns=(now, now))  # the clock by which the kernel dates files is milliseconds behind
 
-    def _commit(self, stage: Path, manifest: Manifest) -> None:
-        with ThreadPoolExecutor(HASH_THREADS) as pool:
-            list(pool.map(sync, [stage / f.path for f in manifest.files]))
-        for at, _, _ in os.walk(stage):
-            sync(Path(at))
-        write(stage / MANIFEST, manifest.model_dump_json(indent=1))
+    def _commit(self, stage: Path, manifest: Manifest, boot: str | None = None) -> None:
+        """boot: for what nobody waits for to be on the disk, the machine's start after which it was written."""
+        if boot is None:
+            self._sync(stage, manifest)
+            for at, _, _ in os.walk(stage):
+                sync(Path(at))
+        write(stage / MANIFEST, manifest.model_dump_json(indent=1), durably=boot is None)
         final = self._path(manifest.name)
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -150,8 +163,22 @@ class LocalStore:
             if not self._is_there(manifest):
                 raise StoreError(f"{final} is in the way and is not an artifact: move it away") from None
             return
-        sync(final.parent)
-        write(self._stamp(manifest.name), json.dumps(self._looks(manifest)))
+        if boot is None:
+            sync(final.parent)
+        self._write_stamp(manifest.name, self._looks(manifest), boot)
+
+    def _sync(self, folder: Path, manifest: Manifest) -> None:
+        with ThreadPoolExecutor(HASH_THREADS) as pool:
+            list(pool.map(sync, [folder / f.path for f in manifest.files]))
+
+    def _write_stamp(self, name: str, looks: dict[str, list[int]], boot: str | None = None) -> None:
+        write(self._stamp(name), json.dumps({"boot": boot, "looks": looks}), durably=boot is None)
+
+    def _stamped(self, name: str) -> dict | None:
+        try:
+            return json.loads(self._stamp(name).read_bytes())
+        except (FileNotFoundError, ValueError):  # none, or one that did not reach the disk whole
+            return None
 
     def _is_there(self, manifest: Manifest) -> bool:
         try:
@@ -206,17 +233,16 @@ class LocalStore:
             os.close(fd)
 
     @contextmanager
-    def _roomy(self, folder: Path, paths: Sequence[str]) -> Iterator[None]:
-        """Raise the disk's being full as StoreFull."""
+    def _roomy(self, what: object, need: int) -> Iterator[None]:
+        """Raise the disk's being full as StoreFull. need: bytes of `what`."""
         try:
             yield
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            need = sum((folder / p).stat().st_size for p in paths)
             free = shutil.disk_usage(self.root).free
             raise StoreFull(
-                f"no room in {self.root} for {folder}: it has {need / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are "
+                f"no room in {self.root} for {what}: it has {need / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are "
                 f"free ({os.strerror(error.errno)}); free space there or point LOCKSTEP_STORE to another disk"
             ) from error
 

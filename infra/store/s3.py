@@ -1,7 +1,6 @@
 """The artifact store in an S3 bucket: AWS, SeaweedFS, MinIO and the like."""
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing,
 from infra.store.local import LocalStore
 from infra.store.manifest import FileEntry, Manifest, build, check_name, files_of, hash_files
 from infra.store.refs import ArtifactRef
-from infra.store.s3_client import THREADS, Access, Arriving, connect
+from infra.store.s3_client import PART_BYTES, THREADS, Access, connect
 from infra.store.s3_errors import named
+from infra.store.s3_fetch import fetch
 from infra.store.s3_wanted import condemn, condemned, want
 
-PART_BYTES = 16 * 2**20
 READ_BYTES = 2**20
 ABANDONED = timedelta(days=1)  # no upload of one file takes longer
 
@@ -70,7 +69,7 @@ class S3Store:
         except ArtifactMissing:
             self._download(manifest)
         except ArtifactCorrupt:
-            self.cache.delete(ref)
+            self.cache.discard(ref.name)
             self._download(manifest)
         return self.cache.open(ref)
 
@@ -105,8 +104,7 @@ class S3Store:
         with self._speaking(f"deleting {ref.name}"):
             self.client.delete_object(Bucket=self.bucket, Key=self._manifest_key(ref.name))
             self._delete_files(manifest)
-        if ref in self.cache.list(manifest.kind):
-            self.cache.delete(ref)
+        self.cache.discard(ref.name)
 
     def collect(self, ref: ArtifactRef, before: datetime) -> bool:
         """See `Store.collect`. A deletion that was interrupted is taken up again."""
@@ -119,8 +117,7 @@ class S3Store:
                 raise ArtifactMissing(f"no artifact {ref.name} in {self.url}") from None
             self._delete_files(self._held(ref.name)[0])
             self.client.delete_object(Bucket=self.bucket, Key=key)
-        if ref in self.cache.list(ref.name.split("/")[0]):
-            self.cache.delete(ref)
+        self.cache.discard(ref.name)
         return True
 
     def sweep(self, name: str, age: timedelta) -> int:
@@ -145,20 +142,15 @@ class S3Store:
         self.transfer(send, missing)
 
     def _download(self, manifest: Manifest) -> None:
-        self.cache.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.cache.root, prefix=".download-") as scratch:
-            arriving = {file.path: Arriving(Path(scratch) / file.path) for file in manifest.files}
+        files = {self._file_key(manifest, file): file for file in manifest.files}
 
-            def fetch(manager, file: FileEntry):
-                to = arriving[file.path]
-                return manager.download(self.bucket, self._file_key(manifest, file), to, subscribers=[to])
-
+        def fill(folder: Path) -> None:
             with self._speaking(f"reading {manifest.name}"):
-                self.transfer(fetch, manifest.files)
-            for file in manifest.files:
-                if arriving[file.path].sha256 != file.sha256:
-                    raise self._corrupt(manifest.ref, file.path)
-            self.cache.adopt(Path(scratch), manifest)
+                damaged = fetch(self.client, self.bucket, files, folder)
+            if damaged:
+                raise self._corrupt(manifest.ref, damaged[0])
+
+        self.cache.adopt(manifest, fill)
 
     def transfer(self, start: Callable[[Any, Any], Any], files: Sequence[Any]) -> None:
         """Transfers of all files at once, large ones in parts; the first failure is raised, the rest is cancelled.

@@ -53,7 +53,8 @@ class StoreMeasurement:
             with tempfile.TemporaryDirectory() as scratch:
                 _require_disk(nbytes, Path(scratch))
                 rounds = [
-                    _round(store, Path(scratch) / str(i), options.files, mib) for i in range(options.repeats + 1)
+                    _round(store, Path(scratch) / str(i), options.files, mib, ours_first=bool(i % 2))
+                    for i in range(options.repeats + 1)
                 ][1:]
             for way in WAYS:
                 ours, plain = ([found[way, who] for found in rounds] for who in ("ours", "plain"))
@@ -62,28 +63,37 @@ class StoreMeasurement:
         return Measured(rows, table, _findings(table), _pictures(table))
 
 
-def _round(store: "Store", scratch: Path, files: int, mib: int) -> dict[tuple[str, str], float]:
-    """Seconds of one artifact both ways, by us and plainly."""
+def _round(store: "Store", scratch: Path, files: int, mib: int, *, ours_first: bool) -> dict[tuple[str, str], float]:
+    """Seconds of one artifact both ways, by us and plainly, in turns who goes first."""
     source = scratch / "source"
     source.mkdir(parents=True)
     for i in range(files):
         (source / f"part-{i}").write_bytes(os.urandom(mib * MIB))
-    plain = _plain(store, source, scratch / "fetched")
-    seconds = {}
-    ref = None
+    contenders = {"ours": _Artifact(store, source), "plain": _plain(store, source, scratch / "fetched")}
+    turns = [(way, who) for way in WAYS for who in sorted(contenders, reverse=not ours_first)]
     try:
-        seconds["store", "plain"] = _timed(plain.store)
-        seconds["fetch", "plain"] = _timed(plain.fetch)
-        began = time.perf_counter()
-        ref = store.put(source, "measured", producer="lockstep measure store")
-        seconds["store", "ours"] = time.perf_counter() - began
-        seconds["fetch", "ours"] = _timed(lambda: store.open(ref))
+        return {(way, who): _timed(getattr(contenders[who], way)) for way, who in turns}
     finally:
-        plain.clean()
-        if ref:
-            store.delete(ref)
+        for contender in contenders.values():
+            contender.clean()
         shutil.rmtree(scratch)
-    return seconds
+
+
+class _Artifact:
+    """The files as an artifact of the store."""
+
+    def __init__(self, store: "Store", source: Path):
+        self._store, self._source, self._ref = store, source, None
+
+    def store(self) -> None:
+        self._ref = self._store.put(self._source, "measured", producer="lockstep measure store")
+
+    def fetch(self) -> None:
+        self._store.open(self._ref)
+
+    def clean(self) -> None:
+        if self._ref:
+            self._store.delete(self._ref)
 
 
 class _Copy:
@@ -137,6 +147,7 @@ def _key(path: Path) -> str:
 
 
 def _timed(do: Callable[[], object]) -> float:
+    os.sync()  # what others wrote is on the disk: nobody waits for it in our time
     began = time.perf_counter()
     do()
     return time.perf_counter() - began

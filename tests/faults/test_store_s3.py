@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
-from weed import KEYS, seaweedfs
+from weed import seaweedfs
 
 from infra.store.base import ArtifactConflict, ArtifactCorrupt, ArtifactMissing, StoreError, StoreFull
 from infra.store.local import LocalStore
@@ -23,14 +23,7 @@ from infra.store.s3_wanted import condemn
 
 
 @pytest.fixture
-def settings(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name, value in (KEYS | {"AWS_ENDPOINT_URL": s3_endpoint}).items():
-        monkeypatch.setenv(name, value)
-    return monkeypatch
-
-
-@pytest.fixture
-def store(settings: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> S3Store:
+def store(s3_settings: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> S3Store:
     return S3Store("artifacts", request.node.originalname, LocalStore(tmp_path / "cache"))
 
 
@@ -121,6 +114,7 @@ import sys
 from pathlib import Path
 from infra.store.local import LocalStore
 from infra.store.s3 import S3Store
+from infra.store.s3_client import PART_BYTES
 from infra.store.s3_wanted import condemn
 
 store = S3Store("artifacts", sys.argv[1], LocalStore(Path(sys.argv[2])))
@@ -164,7 +158,7 @@ def test_a_killed_writer_leaves_nothing_visible_and_the_next_goes_on(store: S3St
     store.verify(ref)
 
 
-def test_credentials_are_named_and_never_shown(store: S3Store, settings: pytest.MonkeyPatch, tmp_path: Path):
+def test_credentials_are_named_and_never_shown(store: S3Store, s3_settings: pytest.MonkeyPatch, tmp_path: Path):
     source = folder(tmp_path / "source", f=b"1")
     cases = [
         ("reader", "reader-secret", "may not do that"),
@@ -172,23 +166,25 @@ def test_credentials_are_named_and_never_shown(store: S3Store, settings: pytest.
         ("writer", "wrong-secret", "secret key is not right"),
     ]
     for key, secret, why in cases:
-        settings.setenv("AWS_ACCESS_KEY_ID", key)
-        settings.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        s3_settings.setenv("AWS_ACCESS_KEY_ID", key)
+        s3_settings.setenv("AWS_SECRET_ACCESS_KEY", secret)
         refused = S3Store("artifacts", "refused", LocalStore(tmp_path / "cache"))
         with pytest.raises(StoreError, match=why) as error:
             refused.put(source, "target", producer="")
         assert secret not in str(error.value)
-    settings.delenv("AWS_ACCESS_KEY_ID")
-    settings.delenv("AWS_SECRET_ACCESS_KEY")
-    settings.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3_settings.delenv("AWS_ACCESS_KEY_ID")
+    s3_settings.delenv("AWS_SECRET_ACCESS_KEY")
+    s3_settings.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID"):
         S3Store("artifacts", "refused", LocalStore(tmp_path / "cache")).put(source, "target", producer="")
 
 
-def test_a_full_bucket_is_named(settings: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
+def test_a_full_bucket_is_named(
+    s3_settings: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+):
     """SeaweedFS itself says no more than InternalError."""
     with seaweedfs(tmp_path_factory.mktemp("small"), volumes=2, volume_mb=1) as url:
-        settings.setenv("AWS_ENDPOINT_URL", url)
+        s3_settings.setenv("AWS_ENDPOINT_URL", url)
         store = S3Store("artifacts", "", LocalStore(tmp_path / "cache"))
         with pytest.raises(StoreFull, match=r"the bucket is full \(InternalError\); delete artifacts") as error:
             store.put(folder(tmp_path / "big", **{f"f{i}": os.urandom(2**20) for i in range(8)}), "target", producer="")
@@ -212,17 +208,17 @@ def test_what_other_storages_say_is_one_line_too(code: str, status: int, why: st
     assert isinstance(error.value, StoreFull) == ("full" in why)
 
 
-def test_places_that_are_not_there(store: S3Store, settings: pytest.MonkeyPatch, tmp_path: Path):
+def test_places_that_are_not_there(store: S3Store, s3_settings: pytest.MonkeyPatch, tmp_path: Path):
     source = folder(tmp_path / "source", f=b"1")
     with pytest.raises(StoreError, match="no such bucket|may not do that"):
         S3Store("nowhere", "", LocalStore(tmp_path / "cache")).put(source, "target", producer="")
-    settings.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    s3_settings.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match="is the object storage up"):
         S3Store("artifacts", "", LocalStore(tmp_path / "cache")).put(source, "target", producer="")
 
 
-def test_open_store(settings: pytest.MonkeyPatch, tmp_path: Path):
-    settings.setenv("LOCKSTEP_HOME", str(tmp_path))
+def test_open_store(s3_settings: pytest.MonkeyPatch, tmp_path: Path):
+    s3_settings.setenv("LOCKSTEP_HOME", str(tmp_path))
     store = open_store("s3://artifacts/team/a")
     ref = store.put(folder(tmp_path / "source", f=b"1"), "target", producer="")
     assert store.open(ref) == tmp_path / "cache/artifacts/team/a" / ref.name
