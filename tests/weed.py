@@ -65,6 +65,7 @@ def seaweedfs(folder: Path, volumes: int, volume_mb: int) -> Iterator[str]:
     process = subprocess.Popen(
         [
             weed,
+            "-logtostderr=true",
             "server",
             f"-dir={folder / 'data'}",
             "-ip=127.0.0.1",
@@ -103,6 +104,10 @@ def seaweedfs(folder: Path, volumes: int, volume_mb: int) -> Iterator[str]:
         process.kill()
         process.wait()
         log.close()
+        for port in (master, volume, filer, s3):
+            for name in (f"*-{port}", f"*-grpc-{port + 10000}"):  # where it keeps them is not for its user to say
+                for left in Path("/tmp").glob(f"seaweedfs-{name}.sock"):
+                    left.unlink(missing_ok=True)
         shutil.rmtree(folder)
 
 

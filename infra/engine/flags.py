@@ -3,15 +3,21 @@
 import json
 import os
 import secrets
+import tempfile
+from pathlib import Path
 
 from infra.engine.pin import accelerated
 from infra.engine.recorder import VARIABLE as RECORDING_VARIABLE
 from infra.engine.spec import EngineSpec, Role
+from infra.services.home import home
 
 KEY_VARIABLE = "LOCKSTEP_ENGINE_KEY"
 LABEL_VARIABLE = "LOCKSTEP_ENGINE_LABEL"
 PINNED_VARIABLE = "LOCKSTEP_ENGINE_PINNED"
 SHARED_MEMORY_VARIABLE = "LOCKSTEP_ENGINE_SHARED_MEMORY"
+SCRATCH_VARIABLE = "LOCKSTEP_ENGINE_SCRATCH"
+LONGEST_TEMPORARY = 48
+"""Characters of the system's temporary folder: paths of sockets, at most 107, add a folder and a uuid to it."""
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """OpenMP threads that wait for each other sleep instead of spinning. Spinning threads lose a core as soon as anything
 else runs on it: two of them decoded SmolLM2-135M at 19 tokens/s beside two busy processes, sleeping ones at 120."""
@@ -72,13 +78,29 @@ def arguments(spec: EngineSpec, gpus: bool | None = None) -> list[str]:
     return flags + config.extra_flags
 
 
-def environment(spec: EngineSpec, key: str) -> dict[str, str]:
-    """The engine's environment: this process's own, and what the role and the threads ask for."""
-    env = dict(os.environ) | settings(spec)
+def make_scratch() -> Path:
+    """A folder for the sockets and temporary files of one engine; its guardian removes it."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="lockstep-engine-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"))
+
+
+def caches() -> dict[str, str]:
+    """Where torch keeps what it has compiled, for the next engine too: by itself, in the temporary folder."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(home() / "compiled")}
+
+
+def environment(spec: EngineSpec, key: str, scratch: Path) -> dict[str, str]:
+    """The engine's environment: this process's own, and what the role and the threads ask for.
+
+    scratch: see `make_scratch`.
+    """
+    env = caches() | os.environ | settings(spec)
     env |= {
         KEY_VARIABLE: key,
         # vLLM leaves its shared memory behind when it is stopped: under this name its guardian finds and removes it.
         SHARED_MEMORY_VARIABLE: f"lockstep-{secrets.token_hex(4)}-",
+        SCRATCH_VARIABLE: str(scratch),
+        "TMPDIR": str(scratch),
     }
     env.pop("VLLM_API_KEY", None)
     if not accelerated():

@@ -4,11 +4,11 @@ import errno
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from infra.engine.nursery import Nursery
 from infra.engine.pin import accelerated
 from infra.engine.ready import Patience, Progress, wait_until_ready
 from infra.engine.spec import EngineHandle, EngineSpec
+from infra.services.home import home
 
 ATTEMPTS = 3  # to start an engine that fails for a reason that passes
 
@@ -99,7 +100,7 @@ def start(
 ) -> Engine:
     """Start an engine and wait until it has answered `/health` and generated one token.
 
-    log_dir: where the engine's log is kept; a new folder below the system's temporary one by default.
+    log_dir: where the engine's log is kept, `logs/engines` below Lockstep's home by default.
     progress: called with a line every few seconds.
     fork: take the engine from a process that has imported vLLM already (`infra.engine.nursery`), or execute a fresh
         one; by default the former on CPU, the latter on GPUs.
@@ -109,7 +110,7 @@ def start(
     _check_model(spec.model)
     if spec.speculation and spec.speculation.model:
         _check_model(spec.speculation.model)
-    log_dir = Path(log_dir or tempfile.mkdtemp(prefix="lockstep-engine-"))
+    log_dir = Path(log_dir or _logs())
     log_dir.mkdir(parents=True, exist_ok=True)
     if spec.capture:
         spec.capture.folder.mkdir(parents=True, exist_ok=True)
@@ -130,13 +131,18 @@ def start(
 def warm_up(log_dir: Path | None = None) -> None:
     """Begin to import vLLM in the background, so that the first engine of this process starts sooner."""
     if not accelerated():
-        _the_nursery(Path(log_dir or tempfile.mkdtemp(prefix="lockstep-engine-")))
+        _the_nursery(Path(log_dir or _logs()))
+
+
+def _logs() -> Path:
+    return home() / "logs" / "engines"
 
 
 def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience: Patience, fork: bool) -> Engine:
     address = listening.getsockname()
     key = spec.key.get_secret_value() if spec.key else secrets.token_urlsafe(32)
-    arguments, env = [*flags.arguments(spec), f"--port={address[1]}"], flags.environment(spec, key)
+    scratch = flags.make_scratch()
+    arguments, env = [*flags.arguments(spec), f"--port={address[1]}"], flags.environment(spec, key, scratch)
     log = log_dir / f"{spec.role}-{address[1]}.log"
     lifeline_read, lifeline_write = os.pipe()
     status_read, status_write = os.pipe()
@@ -160,6 +166,7 @@ def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience:
     except BaseException:
         os.close(lifeline_write)
         os.close(status_read)
+        shutil.rmtree(scratch)
         raise
     finally:
         os.close(lifeline_read)

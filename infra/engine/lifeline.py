@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from infra.engine.flags import SHARED_MEMORY_VARIABLE
+from infra.engine.flags import SCRATCH_VARIABLE, SHARED_MEMORY_VARIABLE
 
 SHUTDOWN_S = 8.0
 """How long vLLM's own shutdown may take."""
@@ -55,6 +56,7 @@ def guard(serve: Callable[[], object], lifeline: int, status: int, listening: in
     code = _end(server)
     for segment in Path("/dev/shm").glob(os.environ[SHARED_MEMORY_VARIABLE] + "*"):
         segment.unlink(missing_ok=True)
+    shutil.rmtree(os.environ[SCRATCH_VARIABLE], ignore_errors=True)
     with contextlib.suppress(BrokenPipeError):  # the owner is gone
         os.write(status, f"{code}\n".encode())
     os._exit(0)

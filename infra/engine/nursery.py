@@ -13,13 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from infra.engine.errors import EngineError
 from infra.engine.failure import root_cause
-from infra.engine.flags import SLEEPING_THREADS
+from infra.engine.flags import SLEEPING_THREADS, caches
 from infra.engine.lifeline import guard
 from infra.engine.ready import PROGRESS_S
 
@@ -79,7 +80,7 @@ class Nursery:
             command = [sys.executable, "-u", "-m", "infra.engine.nursery", str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command,
-                env=os.environ | SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"},
+                env=caches() | os.environ | SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -144,6 +145,7 @@ def _become_guardian(request: dict, log: int, listening: int, lifeline: int, sta
     os.close(log)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # the nursery's own, if it has asked for one
 
     def serve() -> None:
         from infra.engine.server import serve

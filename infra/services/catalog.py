@@ -21,6 +21,7 @@ PORTS = {  # the usual ones
 }
 ORDER = ("postgres", "seaweedfs", "prefect", "mlflow", "worker", "keeper")  # each needs only what stands before it
 GRACE_S = {"seaweedfs": 3.0}  # how long to wait once asked to end: it has written all by then, yet stays 15 s
+CLEAN = {"seaweedfs": seaweed.clean}  # what of a service that has ended lies outside the home
 
 Say = Callable[[str], None]
 
@@ -91,6 +92,7 @@ def ensure(service: Service, say: Say, port: int | None = None) -> Record:
         return before
     if before:
         supervise.end(before)  # what a dead leader left behind; its record stands until there is another
+        _clean(before)
     service.prepare()
     chosen = 0
     if service.usual_port:
@@ -101,6 +103,18 @@ def ensure(service: Service, say: Say, port: int | None = None) -> Record:
     record = supervise.start(name, service.command(chosen), env=service.env, port=chosen, scheme=service.scheme)
     say(f"{name}: starting{f' at {record.address}' if record.address else ''}")
     return record
+
+
+def stop(record: Record) -> int:
+    """End the service of `record` with all it started and left. Gives the number of processes ended."""
+    ended = supervise.stop(record, GRACE_S.get(record.name, supervise.GRACE_S))
+    _clean(record)
+    return ended
+
+
+def _clean(record: Record) -> None:
+    if record.name in CLEAN:
+        CLEAN[record.name](record)
 
 
 def _postgres() -> Service:

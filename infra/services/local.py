@@ -112,8 +112,7 @@ def _choose(wanted: Profile | None, say: Say) -> Profile:
 def _stop(records: list[Record], say: Say) -> int:
     ended = 0
     with ThreadPoolExecutor() as pool:
-        grace = [catalog.GRACE_S.get(record.name, supervise.GRACE_S) for record in records]
-        for record, count in zip(records, pool.map(supervise.stop, records, grace), strict=True):
+        for record, count in zip(records, pool.map(catalog.stop, records), strict=True):
             what = f"ended {count} process{'' if count == 1 else 'es'}" if count else "was not running"
             say(f"{record.name}: {what}")
             ended += count

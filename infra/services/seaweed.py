@@ -74,6 +74,13 @@ def ready(record: Record) -> bool:
     return True
 
 
+def clean(record: Record) -> None:
+    """Remove the sockets that it leaves in /tmp, wherever it is told to keep them."""
+    for at, part in enumerate(PARTS):
+        for name, port in ((part, record.port + at), (f"{part}-grpc", record.port + len(PARTS) + at)):
+            Path(f"/tmp/seaweedfs-{name}-{port}.sock").unlink(missing_ok=True)
+
+
 def credentials() -> Keys:
     """The keys of the one identity there is."""
     identity = json.loads(_identities().read_text())["identities"][0]

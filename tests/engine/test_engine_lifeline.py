@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -47,22 +48,31 @@ def assert_gone(found: list[psutil.Process]) -> None:
 def test_stop_ends_every_process_and_frees_shared_memory_and_nobody_was_told_the_key(spec, tmp_path):
     with start(spec, tmp_path) as engine:
         found = processes(engine.pid)
+        bound = {c.laddr for process in found for c in process.net_connections("unix") if c.laddr.startswith("/")}
+        (scratch,) = {Path(path).parent for path in bound}
         assert not [process for process in found if engine.key in " ".join(process.cmdline())]
         shared = {m.path for p in found for m in p.memory_maps() if m.path.startswith("/dev/shm/")}
         assert engine.alive() and any("/lockstep-" in path for path in shared), shared
     assert not engine.alive()
     assert_gone(found)
     assert not [path for path in shared if os.path.exists(path)]
+    assert not scratch.exists()
     assert engine.key not in engine.log.read_text()
 
 
 def test_a_killed_owner_takes_its_engine_along(spec, tmp_path):
     command = [sys.executable, "-c", OWNER, spec.model_dump_json(), str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | {"TMPDIR": temporary}) as owner,
+    ):
         found = processes(int(owner.stdout.readline()))
+        assert os.listdir(temporary)
         found += psutil.Process(owner.pid).children()  # the nursery
         owner.send_signal(signal.SIGKILL)
         assert_gone(found)
+        assert os.listdir(temporary) == []
 
 
 @pytest.mark.parametrize("victim", ["API server", "EngineCore", "worker"])

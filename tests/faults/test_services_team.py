@@ -189,7 +189,10 @@ def test_another_profile_waits_until_this_one_is_down_and_its_books_are_not_mist
     assert refused.returncode == 1
     assert refused.stderr == "lockstep: services of profile team were started here: `lockstep down` first\n"
     members = [process for record in Record.all() for process in supervise.family(record)]
+    bound = {c.laddr for process in members for c in process.net_connections("unix") if c.laddr.startswith("/tmp/")}
+    assert [path for path in bound if "seaweedfs" in path]
     assert lockstep("down").returncode == 0
+    assert not [path for path in bound if os.path.exists(path)]
     assert not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert Record.all() == []
     for command in (("lineage", "written"), ("lineage", "written", "--check")):

@@ -23,7 +23,7 @@ def value(arguments: list[str], name: str):
 
 @pytest.mark.parametrize("role", Role)
 def test_only_rollout_and_capture_get_rl_endpoints(tmp_path, role):
-    arguments, env = flags.arguments(spec(tmp_path, role)), flags.environment(spec(tmp_path, role), "key")
+    arguments, env = flags.arguments(spec(tmp_path, role)), flags.environment(spec(tmp_path, role), "key", tmp_path)
     exposed = role in (Role.rollout, Role.capture)
     assert (env["VLLM_SERVER_DEV_MODE"] == "1") == exposed
     assert ("--enable-scale-out" in arguments) == exposed
@@ -35,29 +35,30 @@ def test_an_inherited_variable_opens_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setenv("VLLM_API_KEY", "other")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    env = flags.environment(spec(tmp_path, Role.serve), "key")
+    env = flags.environment(spec(tmp_path, Role.serve), "key", tmp_path)
     assert env["VLLM_SERVER_DEV_MODE"] == "0" and "VLLM_API_KEY" not in env
     assert env["NCCL_NVLS_ENABLE"] == "0"  # what a machine's links must not use is handed on
 
 
 def test_the_key_is_in_the_environment_and_not_on_the_command_line(tmp_path):
-    assert flags.environment(spec(tmp_path), "a-secret")[flags.KEY_VARIABLE] == "a-secret"
+    assert flags.environment(spec(tmp_path), "a-secret", tmp_path)[flags.KEY_VARIABLE] == "a-secret"
     assert not any("a-secret" in a for a in flags.arguments(spec(tmp_path)))
 
 
 def test_matched_numerics_ask_for_a_float32_head_and_on_gpus_for_batch_invariance(tmp_path, monkeypatch):
     matched = spec(tmp_path, Role.rollout, matched=True)
     assert value(flags.arguments(matched), "--hf-overrides") == {"head_dtype": "float32"}
-    assert "VLLM_BATCH_INVARIANT" not in flags.environment(matched, "key")
+    assert "VLLM_BATCH_INVARIANT" not in flags.environment(matched, "key", tmp_path)
     monkeypatch.setattr(flags, "accelerated", lambda: True)
-    assert flags.environment(matched, "key")["VLLM_BATCH_INVARIANT"] == "1"
-    assert "VLLM_BATCH_INVARIANT" not in flags.environment(spec(tmp_path, Role.rollout), "key")
+    assert flags.environment(matched, "key", tmp_path)["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in flags.environment(spec(tmp_path, Role.rollout), "key", tmp_path)
 
 
 def test_threads_never_exceed_the_cores(tmp_path):
     many = EngineConfig(cpu_threads=512)
     assert flags.threads(spec(tmp_path, config=many)) == len(os.sched_getaffinity(0))
-    assert flags.environment(spec(tmp_path, config=EngineConfig(cpu_threads=1)), "key")["OMP_NUM_THREADS"] == "1"
+    one = spec(tmp_path, config=EngineConfig(cpu_threads=1))
+    assert flags.environment(one, "key", tmp_path)["OMP_NUM_THREADS"] == "1"
 
 
 def test_speculation_and_capture(tmp_path):
