@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 
 _MASK = 0xFFFFFFFF
+_ROWS, _COLUMNS = 0x2545F491, 0x9E3779B9  # seeds of the weights
 _BLOCK_VALUES = 32_000
 """Values are taken in blocks that stay in a core's cache and that torch does not spread over threads: on a busy machine
 a thread that has to wait for its turn holds up all the others, thousands of times."""
@@ -33,6 +34,10 @@ class Margins:
         bits = _bits(part)
         self.rows[row : row + part.shape[0]] += bits.sum(1, dtype=torch.int32)
         self.columns[column : column + part.shape[1]] += bits.sum(0, dtype=torch.int32)
+
+    def sums(self) -> torch.Tensor:
+        """The checksum before it is `written`, int64 [2]."""
+        return torch.stack([_weighted(self.rows, _ROWS), _weighted(self.columns, _COLUMNS)])
 
     def digest(self) -> str:
         """16 hexadecimal digits."""
@@ -55,11 +60,28 @@ def margins_of(tensor: torch.Tensor) -> Margins:
 
 def digests(margins: Sequence[Margins]) -> list[str]:
     """16 hexadecimal digits of each, all on one device, which is waited for once."""
-    if not margins:
-        return []
-    sums = [_weighted(part, seed) for m in margins for part, seed in ((m.rows, 0x2545F491), (m.columns, 0x9E3779B9))]
-    found = [value & _MASK for value in torch.stack(sums).tolist()]
-    return [f"{rows:08x}{columns:08x}" for rows, columns in zip(found[::2], found[1::2], strict=True)]
+    return written(torch.stack([m.sums() for m in margins])) if margins else []
+
+
+def sums_of(stack: torch.Tensor) -> torch.Tensor:
+    """The checksums of matrices of one shape, [n, rows, columns], at once, before they are `written`: int64 [n, 2].
+
+    As many values as `fits_stack` says: a small matrix is summed in less time than it takes to tell a GPU to.
+    """
+    bits = _bits(stack)
+    return torch.stack(
+        [_weighted(bits.sum(2, dtype=torch.int32), _ROWS), _weighted(bits.sum(1, dtype=torch.int32), _COLUMNS)], dim=1
+    )
+
+
+def fits_stack(values: int) -> bool:
+    """Whether `sums_of` takes so many values."""
+    return values <= _GPU_BLOCK_VALUES
+
+
+def written(sums: torch.Tensor) -> list[str]:
+    """16 hexadecimal digits of each pair of int64 [n, 2]. Waits for their device."""
+    return [f"{rows & _MASK:08x}{columns & _MASK:08x}" for rows, columns in sums.tolist()]
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +112,7 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 def _weighted(sums: torch.Tensor, seed: int) -> torch.Tensor:
     # Only the low 32 bits are wanted: the signed product and sum may wrap.
-    return (sums.to(torch.int64) * _odd(sums.numel(), seed, sums.device)).sum()
+    return (sums.to(torch.int64) * _odd(sums.shape[-1], seed, sums.device)).sum(-1)
 
 
 @lru_cache(maxsize=64)  # a model has few different sizes

@@ -9,9 +9,8 @@ folder or a bucket (`infra.transport.shelf`).
 import json
 import os
 import time
-import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -22,10 +21,15 @@ from infra.store.base import StoreError
 from infra.transport import delta
 from infra.transport.base import SAME_HOST, Fetch, Published, Reach, SyncError
 from infra.transport.flat import fill, flat_bytes, lay_out, view
+from infra.transport.pinned import host_memory
 from infra.transport.publisher import Publisher
-from infra.transport.shelf import MANIFEST, Reader, Shelf, open_shelf, version_name
+from infra.transport.shards import crc32, header, read_into
+from infra.transport.shelf import MANIFEST, Shelf, open_shelf, version_name
 
 SHARD_BYTES = 64 * 2**20
+"""Of a whole version, in one file."""
+CHANGE_BYTES, PIECE_BYTES = 2**30, 8 * 2**20
+"""Bytes of weights whose change is one file, and those of them that one thread compares and changes at a time."""
 WHOLE_EVERY = 16
 """Versions from one whole version to the next: as many changes at most does a new engine read."""
 _THREADS = min(16, 2 * (os.cpu_count() or 1))
@@ -49,13 +53,19 @@ class Shard(BaseModel):
 
 
 class Manifest(BaseModel):
-    """One version on the shelf. base: the version that it changes; none for a whole one. width: bytes of a value."""
+    """One version on the shelf.
+
+    base: the version that it changes; none for a whole one.
+    width: bytes of a value.
+    piece: bytes of weights in each piece of a change.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int
     base: int | None
     width: int
+    piece: int
     shards: list[Shard]
 
     @property
@@ -95,7 +105,7 @@ class StoreSender(Publisher):
         started = time.monotonic()
         tensors, slots, size = lay_out(named_tensors, self.dtype)
         if self._spare is None or self._spare.numel() != size:
-            self._spare = torch.zeros(size, dtype=torch.uint8)
+            self._spare = host_memory(size, pinned=any(tensor.is_cuda for tensor in tensors.values()))
         flat = self._spare  # touched before: fresh memory costs more than the copy
         params = fill(flat, tensors, slots)
         whole = (
@@ -125,9 +135,12 @@ class StoreSender(Publisher):
         try:
             last = self._flat_before if base is not None else None
             with ThreadPoolExecutor(_THREADS) as pool:
-                write = partial(_write_shard, self._shelf, version, flat, last, width)
-                shards = list(pool.map(write, range(0, flat.numel(), SHARD_BYTES)))
-            manifest = Manifest(version=version, base=base, width=width, shards=shards)
+                if last is None:
+                    packed = [(start, {"weights": part}, None) for start, part in _parts(flat, SHARD_BYTES)]
+                else:
+                    packed = _packed(pool, last, flat, width)
+                shards = list(pool.map(partial(_write_shard, self._shelf, version, flat.numel()), packed))
+            manifest = Manifest(version=version, base=base, width=width, piece=PIECE_BYTES, shards=shards)
             self._shelf.commit(version, manifest.model_dump_json())
         except BaseException:
             self._shelf.discard(version)
@@ -187,7 +200,10 @@ class StoreSource:
 
     def _read(self, shelf: Shelf, manifest: Manifest) -> None:
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(partial(_read_shard, shelf, manifest, self._flat), manifest.shards))
+            changes = pool.map(partial(_read_shard, shelf, manifest, self._flat), manifest.shards)
+            # Every file has been checked before a value changes.
+            pieces = [piece for change in list(changes) for piece in change]
+            list(pool.map(lambda piece: delta.apply(*piece, manifest.width), pieces))
 
 
 def _manifest(shelf: Shelf, version: int) -> Manifest:
@@ -202,68 +218,70 @@ def _manifest(shelf: Shelf, version: int) -> Manifest:
         raise SyncError(str(error)) from error
 
 
-def _write_shard(
-    shelf: Shelf, version: int, flat: torch.Tensor, last: torch.Tensor | None, width: int, start: int
-) -> Shard:
-    part = flat[start : start + SHARD_BYTES]
-    if last is None:
-        tensors, changed = {"weights": part}, None
-    else:
-        tensors, changed = delta.encode(last[start : start + SHARD_BYTES], part, width)
+Packed = tuple[int, dict[str, torch.Tensor], int | None]
+"""Where a shard starts, its tensors by name, and how many values changed in it; none in a whole version."""
+
+
+def _parts(flat: torch.Tensor, size: int) -> list[tuple[int, torch.Tensor]]:
+    return [(start, flat[start : start + size]) for start in range(0, flat.numel(), size)]
+
+
+def _packed(pool: Executor, last: torch.Tensor, flat: torch.Tensor, width: int) -> list[Packed]:
+    """What changed, found in many pieces at once and kept in few files: each costs a wait for the disk."""
+    pieces = _parts(flat, PIECE_BYTES)
+    found = list(pool.map(lambda piece: delta.encode(last[piece[0] : piece[0] + PIECE_BYTES], piece[1], width), pieces))
+    packed, together = [], CHANGE_BYTES // PIECE_BYTES
+    for first in range(0, len(found), together):
+        some = found[first : first + together]
+        tensors = {f"{name}.{n}": tensor for n, (made, _) in enumerate(some) for name, tensor in made.items()}
+        packed.append((first * PIECE_BYTES, tensors, sum(changed for _, changed in some)))
+    return packed
+
+
+def _write_shard(shelf: Shelf, version: int, size: int, packed: Packed) -> Shard:
+    """size: bytes of the whole flat weights."""
+    start, tensors, changed = packed
+    span = SHARD_BYTES if changed is None else CHANGE_BYTES
     shard = Shard(
-        file=f"shard-{start // SHARD_BYTES:05d}.safetensors",
+        file=f"shard-{start // span:05d}.safetensors",
         start=start,
-        stop=start + part.numel(),
+        stop=min(size, start + span),
         bytes=sum(tensor.numel() for tensor in tensors.values()),
-        crc32=_crc32(tensors),
+        crc32=crc32(tensors),
         changed=changed,
     )
-    shelf.put(version, shard.file, [_header(tensors), *(memoryview(tensor.numpy()) for tensor in tensors.values())])
+    shelf.put(version, shard.file, [header(tensors), *(memoryview(tensor.numpy()) for tensor in tensors.values())])
     return shard
 
 
-def _read_shard(shelf: Shelf, manifest: Manifest, flat: torch.Tensor, shard: Shard) -> None:
-    """Raises SyncError naming the file when it is missing or its content is not what was written."""
+Piece = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""Old bytes, and what `delta.apply` turns them into new ones with."""
+
+
+def _read_shard(shelf: Shelf, manifest: Manifest, flat: torch.Tensor, shard: Shard) -> list[Piece]:
+    """Read a shard of a whole version into `flat`, or return the pieces of a change.
+
+    Raises SyncError naming the file when it is missing or its content is not what was written.
+    """
     path, target = f"{shelf.url}/{version_name(manifest.version)}/{shard.file}", flat[shard.start : shard.stop]
     whole = manifest.base is None
     try:
         with shelf.open(manifest.version, shard.file) as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             body = target if whole else torch.empty(shard.bytes, dtype=torch.uint8)
-            count = _read_into(file, body)
+            count = read_into(file, body)
     except OSError as error:
         raise SyncError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise SyncError(f"{path} is not a safetensors file: {error}") from error
     except StoreError as error:
         raise SyncError(str(error)) from error
-    if count != shard.bytes or _crc32({"": body}) != shard.crc32:
+    if count != shard.bytes or crc32({"": body}) != shard.crc32:
         raise SyncError(f"{path} is not what the trainer wrote: its checksum differs, or it was cut short")
-    if not whole:
-        places = {name: entry["data_offsets"] for name, entry in header.items()}
-        delta.apply(target, {name: body[start:stop] for name, (start, stop) in places.items()}, manifest.width)
-
-
-def _read_into(file: Reader, body: torch.Tensor) -> int:
-    memory, count = memoryview(body.numpy()), 0
-    while count < len(memory) and (read := file.readinto(memory[count:])):
-        count += read
-    return count
-
-
-def _header(tensors: dict[str, torch.Tensor]) -> bytes:
-    """The head of a safetensors file of these uint8 vectors; their bytes follow."""
-    entries, offset = {}, 0
-    for name, tensor in tensors.items():
-        entries[name] = {"dtype": "U8", "shape": [tensor.numel()], "data_offsets": [offset, offset + tensor.numel()]}
-        offset += tensor.numel()
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _crc32(tensors: dict[str, torch.Tensor]) -> int:
-    found = 0
-    for tensor in tensors.values():
-        found = zlib.crc32(tensor.numpy(), found)
-    return found
+    if whole:
+        return []
+    pieces: list[dict[str, torch.Tensor]] = [{} for _ in _parts(target, manifest.piece)]
+    for entry, where in entries.items():
+        name, _, n = entry.rpartition(".")
+        pieces[int(n)][name] = body[slice(*where["data_offsets"])]
+    return [(part, piece) for (_, part), piece in zip(_parts(target, manifest.piece), pieces, strict=True)]

@@ -3,8 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.transport.checksum import Margins, as_matrix, checksum, digests, margins_of
+from infra.transport.checksum import Margins, as_matrix, checksum, digests, margins_of, written
+from infra.transport.flat import _copy_far, fill, lay_out, view
 
+SHAPES = {"wide": (7, 300), "long": (900, 4), "norm": (33,)}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 shapes = st.tuples(st.integers(2, 40), st.integers(2, 40))
 
@@ -68,3 +70,20 @@ def test_many_are_digested_at_once():
     tensors = [torch.randn(5, 7), torch.arange(9), torch.randn(3).bfloat16(), torch.tensor(2.0)]
     assert digests([margins_of(tensor) for tensor in tensors]) == [checksum(tensor) for tensor in tensors]
     assert digests([]) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", None])
+def test_tensors_of_one_shape_are_described_together_as_each_is(dtype):
+    random = torch.Generator().manual_seed(3)
+    named = {f"{name}.{n}": torch.randn(*shape, generator=random) for n in range(3) for name, shape in SHAPES.items()}
+    named |= {"steps": torch.arange(5), "scale": torch.tensor(2.5)}
+    tensors, slots, size = lay_out(named.items(), getattr(torch, dtype) if dtype else None)
+    near, far = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    params = fill(near, tensors, slots)
+    sums, totals = _copy_far(far, tensors, slots)  # what a GPU's tensors go through on their way to the host
+    assert torch.equal(near, far) and written(sums) == [meta.checksum for meta in params]
+    assert all(meta.checksum == checksum(view(near, meta)) for meta in params)
+    assert torch.isfinite(totals).all()
+    tensors["wide.1"][2, 3] = torch.inf
+    _, totals = _copy_far(far, tensors, slots)
+    assert [slot.name for slot, total in zip(slots, totals, strict=True) if not total.isfinite()] == ["wide.1"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from infra.transport import delta
+from infra.transport import delta, store
 from infra.transport.base import Published, Reach, SyncError
 from infra.transport.checksum import checksum
 from infra.transport.group import Meeting
@@ -93,6 +93,21 @@ def test_only_what_changed_is_written_and_a_new_engine_follows_from_the_whole_ve
             assert sender.manifest.bytes < whole.bytes / 20
             assert same(take(early, published), now, torch.bfloat16)
         assert same(take(late, published), now, torch.bfloat16)
+
+
+def test_a_change_is_found_in_pieces_and_kept_in_few_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(store, "CHANGE_BYTES", 3 * 4096)
+    source, now = StoreSource(CPU), weights()  # 114 KB in float32: 28 pieces and a part of one
+    with StoreSender("float32", Reach(folder=tmp_path)) as sender:
+        take(source, sender.publish(1, now.items()))
+        for version in (2, 3):
+            now = nudged(now)
+            published = sender.publish(version, now.items())
+            shards = sender.manifest.shards
+            assert [shard.start for shard in shards] == list(range(0, 3 * 4096 * len(shards), 3 * 4096))
+            assert len(shards) > 5 and sum(shard.changed for shard in shards) == 70
+            assert same(take(source, published), now, torch.float32)
 
 
 def test_a_whole_version_follows_after_so_many_changes_and_older_ones_are_removed(tmp_path):
