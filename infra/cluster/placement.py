@@ -43,10 +43,12 @@ class Work:
 
     asynchronous: engines may sample ahead of the trainer (rl.max_staleness > 0).
     phases: measured earlier, if ever.
+    one_gpu: engines read the weights in the trainer's memory (rl.transport=ipc).
     """
 
     asynchronous: bool = False
     phases: Phases | None = None
+    one_gpu: bool = False
 
 
 NOTHING_KNOWN = Work()
@@ -109,7 +111,7 @@ def _on_gpus(cluster: ClusterConfig, engine: EngineConfig, have: Resources, work
     together = max(cluster.engines * engine.tensor_parallel, cluster.trainer_ranks)
     threads = cluster.trainer_threads
     chosen = _apart(work) if cluster.placement == "auto" else None
-    wanted = chosen[0] if chosen else cluster.placement == "auto"
+    wanted = (chosen[0] if chosen else cluster.placement == "auto") and not work.one_gpu
     if cluster.placement == "disaggregated" or (wanted and apart <= have.gpus):
         if apart > have.gpus:
             raise PlacementError(
@@ -132,5 +134,7 @@ def _on_gpus(cluster: ClusterConfig, engine: EngineConfig, have: Resources, work
     reason = "asked for" if cluster.placement == "colocated" else f"{have.gpus:g} GPUs are too few for {apart} workers"
     if chosen and not chosen[0]:
         reason = chosen[1]
+    if work.one_gpu and cluster.placement == "auto":
+        reason = "engines read the weights on the trainer's own GPU (rl.transport=ipc)"
     # NCCL wants each rank on a GPU of its own: two do not fit on one, a rank and an engine do
     return Placement("colocated", reason, Resources(0, 0.49), Resources(0, 0.51), threads)

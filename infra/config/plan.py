@@ -22,6 +22,7 @@ from infra.config.memory import (
     on_host,
     trained,
 )
+from infra.config.reach import out_of_reach
 from infra.services import runs
 from infra.services.durations import measured
 from infra.services.home import home
@@ -31,7 +32,7 @@ PROMPT_TOKENS = 64  # of a typical prompt: only sizes estimates
 
 
 class PlanError(RuntimeError):
-    """This machine has too little memory or disk for the run."""
+    """This machine has too little memory or disk for the run, or its engines cannot reach the trainer's weights."""
 
 
 class Plan(BaseModel):
@@ -39,6 +40,7 @@ class Plan(BaseModel):
 
     model: None while the source has not been prepared; then figures that depend on it are None too.
     sides: memory of an engine and of the trainer, bytes. misfit: why they do not fit on this machine's GPUs, if so.
+    unreachable: why engines could not reach the trainer's weights, if so.
     memory, disk: bytes at the peak, and bytes that stay. memory_free, disk_free: what this machine has now, bytes.
     sync: bytes that one weight update moves to each engine; syncs: number of updates.
     hidden_states: bytes of the drafter's captured states.
@@ -50,6 +52,7 @@ class Plan(BaseModel):
     model: Shape | None
     sides: Sides | None
     misfit: str
+    unreachable: str
     memory: int | None
     memory_free: int
     disk: int | None
@@ -60,7 +63,9 @@ class Plan(BaseModel):
     minutes: float | None
 
     def require(self) -> None:
-        """Raises PlanError when the machine has too little memory or disk."""
+        """Raises PlanError when the machine has too little memory or disk, or weights would not reach the engines."""
+        if self.unreachable:
+            raise PlanError(self.unreachable)
         if self.misfit:
             raise PlanError(f"too little GPU memory: {self.misfit}")
         for what, need, free, cure in (
@@ -129,6 +134,7 @@ def make_plan(flow: str, config: FlowConfig) -> Plan:
         model=shape,
         sides=sides,
         misfit=misfit(sides, gpu_bytes(), config) if sides and gpu_bytes() and trains else "",
+        unreachable=out_of_reach(config) if gpu_bytes() and trains else "",
         memory=memory and memory.total(config.cluster.engines),
         memory_free=psutil.virtual_memory().available,
         disk=_disk(shape, config, hidden or 0),

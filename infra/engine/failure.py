@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from infra.engine.pin import accelerated
+
 # A line that ends a traceback, or argparse's complaint; vLLM puts a process name and a log prefix in front.
 _EXCEPTION = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)$")
 _INFO = re.compile(r"\bINFO [-0-9: ]+\[.*?\] (.*\w.*)")
@@ -19,22 +21,27 @@ _ECHOES = (
 _PASSING = (
     "Error in memory profiling",
 )  # another process gave GPU memory back while the engine looked at how much is free
-_HINTS = (  # the first that fits
+_HINTS = (  # the first that fits; {cache} is what decides how much the KV cache gets
     ("desired gpu memory utilization", "lower engine.gpu_memory_fraction, or free memory of the GPU"),
-    ("to serve at least one request", "raise engine.kv_cache_gib or lower engine.max_model_len"),
-    ("memory for the cache blocks", "raise engine.kv_cache_gib"),
-    ("kv cache", "lower engine.kv_cache_gib, or free memory"),
-    ("out of memory", "lower engine.kv_cache_gib or engine.max_batched_tokens, or free memory"),
-    ("allocate memory", "lower engine.kv_cache_gib, or free memory"),
+    ("to serve at least one request", "raise {cache} or lower engine.max_model_len"),
+    ("memory for the cache blocks", "raise {cache}{counted}"),
+    ("kv cache", "lower {cache}, or free memory"),
+    ("out of memory", "lower {cache} or engine.max_batched_tokens, or free memory"),
+    ("allocate memory", "lower {cache}, or free memory"),
     ("max_model_len", "lower engine.max_model_len"),
 )
+_CPU_WORDS = {"cache": "engine.kv_cache_gib", "counted": ""}
+_GPU_WORDS = {
+    "cache": "engine.gpu_memory_fraction",
+    "counted": ", or start it while others on the GPU take no memory: what they take meanwhile counts as the engine's",
+}
 
 
-def root_cause(log: Path) -> str:
+def root_cause(log: Path, gpus: bool | None = None) -> str:
     """The exception that ended the engine, as one line with a hint where one is known.
 
     log: the engine's output. The last exception that is not merely the echo of another process's failure counts;
-    without one, the last line.
+    without one, the last line. gpus: what the engine ran on; none asks which vLLM is installed.
     """
     lines = log.read_text(errors="replace").splitlines()
     found = None
@@ -47,7 +54,10 @@ def root_cause(log: Path) -> str:
         written = [line for line in lines if line.strip()]
         return written[-1].strip() if written else "it wrote nothing"
     hints = [hint for sign, hint in _HINTS if sign in found.lower()]
-    return f"{found}; {hints[0]}" if hints else found
+    if not hints:
+        return found
+    words = _GPU_WORDS if (accelerated() if gpus is None else gpus) else _CPU_WORDS
+    return f"{found}; {hints[0].format(**words)}"
 
 
 def passing(cause: str) -> bool:

@@ -51,6 +51,13 @@ def test_auto_separates_when_there_are_gpus_enough(gpus, mode):
         assert engine + trainer <= 1 < 2 * trainer
 
 
+def test_auto_stays_on_the_gpu_whose_memory_engines_read():
+    work = Work(True, Phases(run="rl-1", rollout_s=10, trainer_s=10), one_gpu=True)
+    for known in (work, Work(one_gpu=True)):
+        got = place(ClusterConfig(), EngineConfig(), Resources(8, 2), known)
+        assert got.mode == "colocated" and "rl.transport=ipc" in got.reason
+
+
 @pytest.mark.parametrize(
     ("asynchronous", "rollout_s", "trainer_s", "mode", "words"),
     [

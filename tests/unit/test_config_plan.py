@@ -10,6 +10,7 @@ from infra.config.flows import LoopConfig, QuantizeFlowConfig, ReleaseFlowConfig
 from infra.config.load import load
 from infra.config.memory import GIB, Shape, beside_gpus, misfit, on_gpu
 from infra.config.plan import PlanError, make_plan
+from infra.config.reach import out_of_reach
 from infra.config.rl import LoRA
 from infra.services import runs
 from infra.services.durations import measured
@@ -101,6 +102,27 @@ def test_what_does_not_fit_on_a_gpu_is_refused_with_figures(config, fraction, pl
     if words:
         with pytest.raises(PlanError, match="too little GPU memory"):
             make_plan("loop", config).model_copy(update={"misfit": found}).require()
+
+
+@pytest.mark.parametrize(
+    ("transport", "overrides", "words"),
+    [
+        ("ipc", [], ""),
+        ("nccl", ["cluster.engines=2", "cluster.placement=disaggregated"], ""),
+        ("ipc", ["cluster.placement=disaggregated"], "one GPU, cluster.placement=disaggregated puts them on several"),
+        ("ipc", ["cluster.engines=2", "cluster.trainer_ranks=4"], "cluster.engines=2 and cluster.trainer_ranks=4 puts"),
+        ("ipc", ["engine.tensor_parallel=2"], "engine.tensor_parallel=2 puts them on several: set rl.transport=nccl"),
+    ],
+)
+def test_memory_of_one_gpu_is_refused_to_engines_on_others(config, transport, overrides, words):
+    wanted = load(LoopConfig, preset="tiny", overrides=[f"rl.transport={transport}", *overrides])
+    found = out_of_reach(wanted)
+    assert words in found and bool(found) == bool(words)
+    plan = make_plan("loop", config)
+    assert not plan.unreachable  # engines on CPU take ipc as shared memory
+    if words:
+        with pytest.raises(PlanError, match="^rl.transport=ipc needs trainer and engine on one GPU"):
+            plan.model_copy(update={"unreachable": found}).require()
 
 
 @pytest.mark.parametrize("what", ["memory", "disk"])

@@ -53,7 +53,24 @@ def test_root_cause(tmp_path, name):
     text, cause = LOGS[name]
     log = tmp_path / "log"
     log.write_text(text)
-    assert root_cause(log) == cause
+    assert root_cause(log, gpus=False) == cause
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hint"),
+    [
+        (False, "raise engine.kv_cache_gib"),
+        (
+            True,
+            "raise engine.gpu_memory_fraction, or start it while others on the GPU take no memory: what they take "
+            "meanwhile counts as the engine's",
+        ),
+    ],
+)
+def test_a_hint_names_the_setting_that_decides_there(tmp_path, gpus, hint):
+    log = tmp_path / "log"
+    log.write_text(f"{CORE}ValueError: No available memory for the cache blocks. Try increasing it.\n")
+    assert root_cause(log, gpus=gpus).endswith(f"Try increasing it.; {hint}")
 
 
 def test_a_cause_that_passes_is_told_from_one_that_stays(tmp_path):
