@@ -202,6 +202,26 @@ def test_a_loop_killed_again_and_again_continues_and_no_dead_run_stays_running(s
     assert not [run for run in running if "tiny-qwen3" in json.dumps(run["parameters"])]
 
 
+def test_flows_of_one_target_at_once_leave_the_books_whole(services, lockstep):
+    """By the worker and in a terminal, of a target that is not registered yet."""
+    traffic = '[{domain="chat", source="writing", prompts=4}]'
+    settings = ["target.name=twin", "drafter.kind=ngram", f"drafter.traffic={traffic}", "drafter.max_new_tokens=8"]
+    command = [LOCKSTEP, "drafter", *LLAMA, *(f"--set={setting}" for setting in settings), "--json"]
+    pipe = subprocess.PIPE
+    at_once = [
+        subprocess.Popen([*command, *way], env=services, stdout=pipe, stderr=pipe, text=True)
+        for way in ([], ["--local"])
+    ]
+    told = [process.communicate() for process in at_once]
+    assert [process.returncode for process in at_once] == [0, 0], told
+    outcomes = [json.loads(out) for out, _ in told]
+    assert [outcome["target"] for outcome in outcomes] == ["twin/1", "twin/1"], outcomes
+    made = {outcome["drafter"] for outcome in outcomes}
+    assert "no broken link" in ok(lockstep("lineage", "twin", "--check"))
+    (target,) = json.loads(ok(lockstep("lineage", "twin", "--json")))["targets"]
+    assert {f"twin-drafter/{drafter['version']}" for drafter in target["drafters"]} == made
+
+
 def left_to_ray(process: psutil.Process) -> bool:
     """Ray's own helpers: they end by themselves once they have given up on reaching their server, after a minute."""
     try:
