@@ -136,7 +136,8 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("running", f"{run['run']}: {run.get('doing', '')}{since}"))
     rows += [("interrupted", f"{key}: the same command continues it") for key in facts["interrupted"]]
     if "last" in facts:
-        rows.append(("last run", f"{facts['last']['run']} {facts['last']['status']} {facts['last']['finished'][:16]}"))
+        run, status, finished = (facts["last"][key] for key in ("run", "status", "finished"))
+        rows.append(("last run", f"{run} {status} {finished[:16]} UTC"))
     return rows
 
 

@@ -8,6 +8,7 @@ from infra.engine.pin import accelerated
 # A line that ends a traceback, or argparse's complaint; vLLM puts a process name and a log prefix in front.
 _EXCEPTION = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)$")
 _INFO = re.compile(r"\bINFO [-0-9: ]+\[.*?\] (.*\w.*)")
+_ADVICE = "Restart vllm serve with"  # for whoever starts vLLM by hand
 _USAGE = re.compile(r"^\S+: error: (.*)$")
 # Exceptions that only pass on that another process failed.
 _ECHOES = (
@@ -66,8 +67,9 @@ def passing(cause: str) -> bool:
 
 
 def doing(log: Path) -> str:
-    """What the engine said last about its own progress, without vLLM's prefix; its warnings are left to the log."""
-    said = [match[1] for line in log.read_text(errors="replace").splitlines() if (match := _INFO.search(line))]
+    """What the engine said last about its own progress, without vLLM's prefix; warnings and advice stay in the log."""
+    found = [match[1] for line in log.read_text(errors="replace").splitlines() if (match := _INFO.search(line))]
+    said = [words for words in found if _ADVICE not in words]
     return said[-1] if said else "starting its processes"
 
 

@@ -69,7 +69,8 @@ def decide(before: Mapping[str, Level], now: Mapping[str, Level], config: WatchC
     share = _lost(overall(before), level)
     known |= share
     lost = share.get("lost", 0.0)
-    was = f"{lost:.1%} of its acceptance length lost" if share else f"acceptance length {level.value:.2f}"
+    changed = f"{abs(lost):.1%} of its acceptance length {'gained' if lost < 0 else 'lost'}"
+    was = changed if share else f"acceptance length {level.value:.2f}"
     if level.value < config.retrain_below:
         reason = f"acceptance length {level.value:.3g} is below watch.retrain_below={config.retrain_below:g}"
         return Drift(decision="retrain", reason=reason, **known)

@@ -75,5 +75,6 @@ def test_the_terminal_says_what_was_decided_why_and_from_what():
     first, why, header, row = terminal("a-drafter/1 on a/2", drift, None).splitlines()
     assert first == "a-drafter/1 on a/2: drifted: it is to be trained on"
     assert "5.0% of its acceptance length lost" in why
+    assert decide(level(2.0), level(2.1), CONFIG).reason.startswith("5.0% of its acceptance length gained, within")
     assert header.split("  ")[1] == "domain"
     assert row.split() == ["all", "1.900", "1.900", "to", "1.900", "2.000", "5.0%", "100"]

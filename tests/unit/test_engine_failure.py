@@ -89,6 +89,7 @@ def test_doing_is_vllms_last_word_on_its_progress(tmp_path):
     log.write_text(
         "(Worker pid=25317) INFO 11-29 19:49:19 [default_loader.py:501] Loading weights took 0.04 seconds\n"
         "(APIServer pid=1) INFO 11-29 19:49:20 [api_utils.py:347] \n"
+        "(APIServer pid=1) INFO 11-29 19:49:20 [router.py:9] X is disabled. Restart vllm serve with --enable-x.\n"
         "(APIServer pid=1) WARNING 11-29 19:49:20 [routers.py:7] SECURITY WARNING: frightening\n"
     )
     assert doing(log) == "Loading weights took 0.04 seconds"
