@@ -47,7 +47,10 @@ def publish(
         engine=engine_pin(),
         hardware=hardware(),
         measured=measured,
-        mismatch_bounds=(config.rl.mismatch.bounds("warn"), config.rl.mismatch.bounds("stop")),
+        mismatch_bounds=(
+            config.rl.mismatch.warns(config.engine.dtype, config.rl.trainer_dtype),
+            config.rl.mismatch.stops(),
+        ),
         ratio_bound=config.rl.correction_high,
         scheme=copy.scheme,
         verdicts=[GateVerdict.model_validate(v.model_dump()) for v in shipped.verdicts],

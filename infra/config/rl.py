@@ -79,6 +79,11 @@ _TWO_TERMS_OF_ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max
 Environment = Annotated[ReasoningGym | JsonlEnvironment | VerifiersEnvironment, Field(discriminator="type")]
 
 
+USUAL_MISMATCH = {"float32": {"k3": 1e-3, "mean_abs": 2e-2}, "bfloat16": {"k3": 5e-3, "mean_abs": 8e-2}}
+"""What warns unless set, by the coarsest type that computes. Healthy in bfloat16: mean |D| of 0.011 (dense) to 0.019 as
+published; 0.03 to 0.05, and k3 of 1e-3 to 2.6e-3, for SmolLM2-135M on an H200. In float32: mean |D| of 7e-6 on CPU."""
+
+
 class MismatchBounds(Section):
     """Bounds on the mismatch between the engine's log-probs and the trainer's (definitions: `tasks/rl/mismatch.py`).
 
@@ -87,13 +92,12 @@ class MismatchBounds(Section):
     must allow that.
     """
 
-    warn_k3: float = Field(1e-3, gt=0)
-    """Highest k3, nats per token."""
+    warn_k3: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
+    """Highest k3, nats per token. auto: 5e-3 where engine or trainer compute in bfloat16, else 1e-3."""
     stop_k3: float = Field(1e-1, gt=0)
     """Highest k3, nats per token."""
-    warn_mean_abs: float | None = Field(2e-2, gt=0)
-    """Highest mean |D|, nats. Published healthy values: 0.011 for dense models in bfloat16, 0.013 to 0.019 for mixtures
-    of experts."""
+    warn_mean_abs: Literal["auto"] | Annotated[float, Field(gt=0)] | None = "auto"
+    """Highest mean |D|, nats. auto: 8e-2 where engine or trainer compute in bfloat16, else 2e-2."""
     stop_mean_abs: float | None = Field(None, gt=0)
     """Highest mean |D|, nats."""
     warn_max_ratio: float | None = Field(None, gt=1)
@@ -105,14 +109,24 @@ class MismatchBounds(Section):
     stop_ess: float | None = Field(None, gt=0, le=1)
     """Lowest effective sample size, as a share of the tokens."""
 
-    def bounds(self, kind: Literal["warn", "stop"]) -> dict[str, float]:
-        """Those that are set, by figure: the lowest of ess, the highest of the others."""
+    def warns(self, *dtypes: str) -> dict[str, float]:
+        """Those that warn where engine and trainer compute in `dtypes`, by figure: the lowest of ess, the highest of
+        the others. What is usual warns no later than what stops."""
+        usual, stops = USUAL_MISMATCH["bfloat16" if "bfloat16" in dtypes else "float32"], self.stops()
+        found = self._set("warn")
+        return {n: min(usual[n], stops.get(n, usual[n])) if b == "auto" else b for n, b in found.items()}
+
+    def stops(self) -> dict[str, float]:
+        """Those that stop, by figure: the lowest of ess, the highest of the others."""
+        return self._set("stop")
+
+    def _set(self, kind: Literal["warn", "stop"]) -> dict[str, Any]:
         found = {name: getattr(self, f"{kind}_{name}") for name in ("k3", "mean_abs", "max_ratio", "ess")}
         return {name: bound for name, bound in found.items() if bound is not None}
 
     @model_validator(mode="after")
     def _check(self):
-        warns, stops = self.bounds("warn"), self.bounds("stop")
+        warns, stops = self.warns(), self.stops()
         for name in warns.keys() & stops.keys():
             sign = -1 if name == "ess" else 1
             if sign * warns[name] > sign * stops[name]:

@@ -1,5 +1,6 @@
 """How far the engine's log-probs are from the trainer's: D = logp_old - logp_rollout, rho = exp(D), untruncated."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -8,6 +9,8 @@ from infra.config.rl import MismatchBounds
 from tasks.rl.errors import MismatchError
 
 MAX_LOG_RATIO = 20.0
+WORSE = 1.5
+"""Times as far from no mismatch at all: less is the noise of a step."""
 
 
 def mismatch(log_ratio: np.ndarray, *, high: float, dropped: np.ndarray, num_nonfinite: int) -> dict[str, float]:
@@ -40,21 +43,50 @@ def mismatch(log_ratio: np.ndarray, *, high: float, dropped: np.ndarray, num_non
     }
 
 
-def past(figures: dict[str, float], bounds: MismatchBounds, kind: Literal["warn", "stop"]) -> list[str]:
-    """Each figure that is past its bound of `kind`, in words."""
-    found = []
-    for name, bound in bounds.bounds(kind).items():
-        low = name == "ess"
-        if figures[name] < bound if low else figures[name] > bound:
-            side = "below" if low else "above"
-            found.append(f"{name} of {figures[name]:.3g} is {side} rl.mismatch.{kind}_{name}={bound:g}")
-    return found
+class Watch:
+    """What is said of the mismatch while a run goes on. bounds: that warn, by figure."""
+
+    def __init__(self, bounds: Mapping[str, float]):
+        self._bounds = bounds
+        self._said: dict[str, float] = {}
+
+    def past(self, figures: Mapping[str, float]) -> list[str]:
+        """Each figure that is past its bound, in words."""
+        return _past(figures, self._bounds, "warn")
+
+    def news(self, figures: Mapping[str, float]) -> list[str]:
+        """What there is to say of a step: each figure past its bound that nothing was said of, or that is `WORSE` times
+        as bad as when it was; and each that something was said of and that now is as far within."""
+        words = []
+        for name, bound in self._bounds.items():
+            now, limit, said = _distance(name, figures[name]), _distance(name, bound), self._said.get(name, 0.0)
+            if now > max(limit, WORSE * said):
+                self._said[name] = now
+                words += _past(figures, {name: bound}, "warn")
+            elif said and WORSE * now < limit:
+                del self._said[name]
+                words.append(f"{name} of {figures[name]:.3g} is within rl.mismatch.warn_{name}={bound:g} again")
+        return words
 
 
-def check(figures: dict[str, float], bounds: MismatchBounds) -> None:
+def check(figures: Mapping[str, float], bounds: MismatchBounds) -> None:
     """Raises MismatchError when a figure of the step is past its bound that stops a run."""
-    if found := past(figures, bounds, "stop"):
+    if found := _past(figures, bounds.stops(), "stop"):
         raise MismatchError(
             f"mismatch: {'; '.join(found)}: engine and trainer do not compute the same model, so the step was not "
             f"trained on"
         )
+
+
+def _past(figures: Mapping[str, float], bounds: Mapping[str, float], kind: Literal["warn", "stop"]) -> list[str]:
+    found = []
+    for name, bound in bounds.items():
+        if _distance(name, figures[name]) > _distance(name, bound):
+            side = "below" if name == "ess" else "above"
+            found.append(f"{name} of {figures[name]:.3g} is {side} rl.mismatch.{kind}_{name}={bound:g}")
+    return found
+
+
+def _distance(name: str, figure: float) -> float:
+    """From what equal policies have: 1 for ess and max_ratio, 0 for the others."""
+    return {"ess": 1 - figure, "max_ratio": figure - 1}.get(name, figure)

@@ -30,7 +30,7 @@ from tasks.rl.held_out import Examination, paired
 from tasks.rl.journal import Journal
 from tasks.rl.lengths import Lengths
 from tasks.rl.live import Sampling
-from tasks.rl.mismatch import past
+from tasks.rl.mismatch import Watch
 from tasks.rl.placing import choose_place, sleep_level
 from tasks.rl.playing import Players
 from tasks.rl.remote import RemoteTrainer
@@ -92,6 +92,7 @@ class _PolicyRun:
         self.rows: list[dict[str, float]] = []
         self.timeline = Timeline()
         self.sampling = Sampling(self.rl)
+        self.mismatch = Watch(self.rl.mismatch.warns(config.engine.dtype, self.rl.trainer_dtype))
 
     def train(self) -> RLResult:
         where = choose_place(self.config)
@@ -233,9 +234,8 @@ class _PolicyRun:
         row |= await self._broadcast(step + 1) | await self.load.take()
         rounds.published(step + 1)
         row |= times(row, rollout_s=self.sampling.seconds(step), waited_s=waited_s, step_s=time.monotonic() - start)
-        warnings = past(row, self.rl.mismatch, "warn")
         row |= {
-            "mismatch_warning": float(bool(warnings)),
+            "mismatch_warning": float(bool(self.mismatch.past(row))),
             "engines": float(len(self.fleet.engines)),
             "engines_lost": float(self.fleet.lost),
             "retried": float(self.fleet.retried),
@@ -245,8 +245,8 @@ class _PolicyRun:
         self.rows.append(row)
         report(f"{name}: {step_line(row)}", step + 1, self.rl.steps)
         write_rollouts(self._rollout_file(step), step + 1, collected, admitted, credits)
-        if warnings:
-            report(f"{name}: mismatch: {'; '.join(warnings)}")
+        if news := self.mismatch.news(row):
+            report(f"{name}: mismatch: {'; '.join(news)}")
         if (step + 1) % self.rl.checkpoint_every == 0 or step + 1 == self.rl.steps:
             await self._checkpoint(step + 1, rounds)
         self.on_step(step + 1, row)

@@ -8,6 +8,7 @@ import pytest
 import report_sample as sample
 
 from infra.config.review import ReviewConfig
+from infra.config.rl import RLConfig
 from infra.lineage.lineage import Lineage
 from infra.lineage.runs import MEASURED, newest_measured
 from infra.services.history import Started, Trigger
@@ -40,7 +41,7 @@ GOOD = {
     ("speculation_speedup", ""): 1.6,
 }
 DRAFTERS = ("acceptance_length", "speculation_speedup")
-TRAINING = {"mismatch": {"warn_k3": 1e-3, "stop_k3": 1e-1}, "correction": "tis", "correction_high": 2.0}
+TRAINING = RLConfig().model_dump(mode="json")
 
 
 def started(flow: str, by: str = "automation", state: str = "Completed") -> Started:
@@ -78,6 +79,7 @@ def known(changes: dict | None = None, *, drafts: int = 900, k3: tuple[float, ..
             steps=pd.DataFrame({"step": range(1, len(k3) + 1), "k3": k3, "step_s": 40.0}),
         ),
         training=TRAINING,
+        engine={"dtype": "bfloat16"},
         past=[PastRun("smol/2", 3e-4, 0, 2), PastRun("smol/3", 2e-4, 0, 2)],
         automated=True,
         triggers=[Trigger(name="on target registered", enabled=True, starts=["drafter"])],

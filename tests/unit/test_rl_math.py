@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.config.rl import MismatchBounds
 from tasks.rl.advantages import ESTIMATORS, advantages
 from tasks.rl.corrections import CORRECTIONS, Mismatch
 from tasks.rl.flat import Flat
 from tasks.rl.losses import LOSSES, Clip, Tokens, k3, summed
-from tasks.rl.mismatch import mismatch
+from tasks.rl.mismatch import Watch, mismatch
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())
 SETTINGS = GOLDEN["settings"]
@@ -124,6 +125,48 @@ def test_mismatch_of_equal_policies_is_nothing():
     assert figures["k1"] == figures["k3"] == figures["chi2"] == figures["share_clipped"] == 0
     assert figures["share_dropped"] == pytest.approx(0.2)
     assert mismatch(np.zeros(0), high=2.0, dropped=np.zeros(0, bool), num_nonfinite=9)["ess"] == 1
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "warns"),
+    [
+        (("float32", "float32"), {"k3", "mean_abs"}),
+        (("bfloat16", "float32"), set()),
+        (("float32", "bfloat16"), set()),
+        (("float16", "float32"), {"k3", "mean_abs"}),
+    ],
+)
+def test_what_is_usual_in_bfloat16_warns_in_finer_types(dtypes, warns):
+    figures = {"k3": 2.6e-3, "mean_abs": 0.048, "max_ratio": 3.0, "ess": 0.995}  # of a healthy step on an H200
+    past = Watch(MismatchBounds().warns(*dtypes)).past(figures)
+    assert {line.split()[0] for line in past} == warns
+    assert all("is above rl.mismatch.warn_" in line for line in past)
+
+
+def test_a_usual_bound_lies_within_what_stops_and_a_set_one_counts():
+    assert MismatchBounds(stop_k3=2e-3).warns("bfloat16")["k3"] == 2e-3
+    assert MismatchBounds(warn_k3=1e-6, warn_mean_abs=None, warn_ess=None).warns("bfloat16") == {"k3": 1e-6}
+
+
+def test_a_warning_is_said_again_when_it_gets_worse_and_once_when_it_is_over():
+    watch = Watch(MismatchBounds(warn_k3=1e-3, warn_ess=0.9, warn_mean_abs=None).warns())
+    heard = [
+        [words.split(" is ")[1] for words in watch.news({"k3": k3, "ess": ess})]
+        for k3, ess in [
+            (9e-4, 0.99),
+            (2e-3, 0.99),
+            (2.5e-3, 0.99),  # the noise of a step
+            (9e-4, 0.99),  # near the bound is not over yet
+            (4e-3, 0.8),
+            (4e-3, 0.75),
+            (5e-4, 0.6),
+            (5e-4, 0.95),
+            (2e-3, 0.99),
+        ]
+    ]
+    above, below = "above rl.mismatch.warn_k3=0.001", "below rl.mismatch.warn_ess=0.9"
+    within = "within rl.mismatch.warn_k3=0.001 again", "within rl.mismatch.warn_ess=0.9 again"
+    assert heard == [[], [above], [], [], [above, below], [], [within[0], below], [within[1]], [above]]
 
 
 def test_sums_leave_out_dropped_tokens_even_when_they_are_not_finite():

@@ -37,9 +37,10 @@ class Known:
 
     versions: the release and its parts by kind. measured: evidence of all, the newest measurement last, and the step
     table of the target's training. transports: evidence of the last `lockstep measure transport` for the target, empty
-    without one; transports_from: where it is. training: the `rl` section it was trained with. past: trainings, oldest
-    first. automated: whether `lockstep automate` is on for this target. triggers, triggered: automations that start
-    flows, and runs that they started lately. loop: the last loop that ended, and how it was started.
+    without one; transports_from: where it is. training, engine: the `rl` and `engine` sections it was trained with.
+    past: trainings, oldest first. automated: whether `lockstep automate` is on for this target. triggers, triggered:
+    automations that start flows, and runs that they started lately. loop: the last loop that ended, and how it was
+    started.
     """
 
     versions: dict[str, Version]
@@ -47,6 +48,7 @@ class Known:
     transports: pd.DataFrame = field(default_factory=lambda: evidence.concat([]))
     transports_from: str = ""
     training: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
     past: list[PastRun] = field(default_factory=list)
     automated: bool = False
     triggers: list[Trigger] = field(default_factory=list)
@@ -100,12 +102,14 @@ def gather(lineage: Lineage, store: Store, name: str, config: ReviewConfig) -> K
     since = datetime.now(UTC) - timedelta(days=config.max_age_days)
     loop = _last_loop(name, since)
     transports, transports_from = _transports(lineage, name)
+    trained = json.loads(target.tags.get("lockstep.config", "{}"))
     return Known(
         versions=versions,
         measured=measured,
         transports=transports,
         transports_from=transports_from,
-        training=json.loads(target.tags.get("lockstep.config", "{}")).get("rl", {}),
+        training=trained.get("rl", {}),
+        engine=trained.get("engine", {}),
         past=_past(lineage, store, name),
         automated=(standing := Standing.read()) is not None and standing.target == name,
         triggers=history.triggers(),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infra.config.review import ReviewConfig
+from infra.config.rl import MismatchBounds
 from tasks.report.plots.svg import number
 from tasks.report.review.findings import Fact, Finding, Verdict
 from tasks.report.review.known import Known
@@ -85,20 +86,20 @@ def placement(known: Known, config: ReviewConfig) -> Finding:
 
 def mismatch(known: Known, config: ReviewConfig) -> Finding:
     """Monitored: each step of the training has a k3, none above the bound that stops a run."""
-    bounds = known.training.get("mismatch", {})
-    stop = bounds.get("stop_k3")
+    bounds = MismatchBounds(**known.training.get("mismatch", {}))
     say = _about(
         "mismatch",
         "Is the mismatch of engine and trainer monitored, with its history?",
         "a step without a k3, or with one above rl.mismatch.stop_k3",
     )
     steps = known.measured.steps
-    if steps.empty or stop is None:
+    if steps.empty or not known.training:
         return say("unknown", "this target was not trained here: train it with `lockstep rl`")
+    stop, warn = bounds.stop_k3, bounds.warns(known.engine["dtype"], known.training["trainer_dtype"])["k3"]
     worst, missing = float(steps["k3"].max()), int(steps["k3"].isna().sum())
     rows = [
         ("steps with a k3", f"{len(steps) - missing} of {len(steps)}"),
-        ("worst k3", f"{number(worst)} nats per token; bounds {number(bounds['warn_k3'])} warns, {number(stop)} stops"),
+        ("worst k3", f"{number(worst)} nats per token; bounds {number(warn)} warns, {number(stop)} stops"),
         ("correction", f"{known.training['correction']}, at most {number(known.training['correction_high'])}"),
     ]
     history = [
