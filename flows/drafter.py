@@ -19,7 +19,7 @@ from tasks.evaluate.evidence import metrics
 class DrafterOutcome(Outcome):
     """What making a drafter came to. drafter, target: labels; started_from: the drafter it was warmed from, if any.
 
-    acceptance_before, acceptance: acceptance length by domain.
+    acceptance_before, acceptance: acceptance length by domain; the former of the drafter it was warmed from.
     """
 
     drafter: str
@@ -65,9 +65,11 @@ def drafter(
             tags={KIND_TAG: config.drafter.kind},
         )
 
-        start = chosen.previous.artifact if chosen.previous else made.start
         label, expected = version.subject, made.result and made.result.expected
-        before = start and measure_drafter(chosen.target, start, label, prompts, None, config, suffix="_before")
+        before = None
+        if chosen.previous:  # one made from nothing begins at what the training curve says
+            start = chosen.previous.artifact
+            before = measure_drafter(chosen.target, start, label, prompts, None, config, suffix="_before")
         after = measure_drafter(chosen.target, made.drafter, label, prompts, expected, config)
         evidence = write_evidence(
             chosen.target,

@@ -12,6 +12,7 @@ from flows.quantize import quantize
 from flows.release import release
 from flows.reporting import publish
 from flows.rl import rl
+from infra.cluster.session import session
 from infra.config.flows import (
     DrafterFlowConfig,
     LoopConfig,
@@ -35,6 +36,7 @@ def loop(config: LoopConfig, run: RunKey | None = None) -> LoopSummary:
     """
     with claim("loop", config, run) as key, Lineage().run(key, "loop", model=config.target.name) as mlflow_run:
         trip = Trip(key, mlflow_run.id)
+        session().warm_up()  # meanwhile the base is prepared and the scheme checked
         check_scheme(config.target, config.quantize, config.engine.dtype, key)
         policy = trip.phase(rl, config.narrow(RLFlowConfig))
         head = trip.phase(drafter, config.narrow(DrafterFlowConfig), target=policy.target)

@@ -173,9 +173,10 @@ class Session:
         return {} if self._connection.local else handed_on()
 
     def _warm_up(self) -> None:
-        self._ray()
-        if not accelerated():
-            self._host(Resources(), None)
+        with suppress(PlacementError):  # no cluster answers: told to whoever needs it
+            self._ray()
+            if not accelerated():
+                self._host(Resources(), None)
 
     def _host(self, reserve: Resources, log_dir: Path | None) -> tuple[Any, Any]:
         """(placement group or None, host). Engines without a reservation share one host, which forks them; on GPUs each

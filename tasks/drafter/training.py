@@ -44,9 +44,8 @@ class Overfitted(BaseModel):
 
 
 class Trained(BaseModel):
-    """start: the drafter before the first step. head: after the last."""
+    """head: the drafter after the last step."""
 
-    start: ArtifactRef
     head: ArtifactRef
     result: TrainingResult
     spans: dict[str, float]
@@ -202,11 +201,10 @@ def _train(
     spans, store, steps = Spans(), open_store(), config.drafter.training_steps
     worker, tokenizer = _trainer, tokenizer_digest(model)
     with _scratch() as scratch:
-        start, head = scratch / "start", scratch / "head"
+        head = scratch / "head"
         with spans.measure("trainer"):
             report("building the drafter")
             worker.wait(begin)
-            worker.do("export", start, tokenizer, config.engine.dtype)
             if done := worker.do("resume", checkpoint):
                 report(f"training goes on after step {done}")
         at = train(done, spans)
@@ -219,7 +217,6 @@ def _train(
         report("checking the drafter's contract with its target")
         fits(head, model)
         trained = Trained(
-            start=store.put(start, "drafter-start", producer=COMMAND, inputs=inputs),
             head=store.put(head, "drafter", producer=COMMAND, inputs=inputs),
             result=outcome,
             spans=spans.seconds,

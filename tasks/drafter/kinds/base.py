@@ -14,12 +14,11 @@ from tasks.drafter.worker import TrainingResult
 class Made(BaseModel):
     """A drafter and how it came to be.
 
-    drafter: its folder. start: what training began with, where there was training. result: of training.
+    drafter: its folder. result: of training, where there was some.
     states: captured hidden states, where it needed some, of `captured_tokens` tokens.
     """
 
     drafter: ArtifactRef
-    start: ArtifactRef | None = None
     result: TrainingResult | None = None
     states: ArtifactRef | None = None
     captured_tokens: int = 0

@@ -11,4 +11,4 @@ def make(target: Version, previous: Version | None, answers: Answers, config: Dr
     """Distil some layers of the target, or the previous draft model, on the answers."""
     with trainer(config):
         trained = train_draft_model(target.artifact, answers.train, previous and previous.artifact, config)
-    return Made(drafter=trained.head, start=trained.start, result=trained.result, spans=trained.spans)
+    return Made(drafter=trained.head, result=trained.result, spans=trained.spans)

@@ -23,7 +23,6 @@ def make(target: Version, previous: Version | None, answers: Answers, config: Dr
             trained = train_head(target.artifact, states.artifact, start, config)
     return Made(
         drafter=trained.head,
-        start=trained.start,
         result=trained.result,
         states=states.artifact,
         captured_tokens=states.tokens,
