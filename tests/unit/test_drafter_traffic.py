@@ -193,6 +193,13 @@ def test_prompts_of_the_targets_own_are_filtered():
     assert own.usable(texts) == ["What is a fjord?", "Name three rivers of Asia."]
 
 
+def test_what_is_missing_of_own_prompts_is_drawn_at_the_share_that_was_usable():
+    assert own.wanted(1000, 0, 0) == own.wanted(1000, 0, 1000) == 1000
+    assert own.wanted(1000, 800, 1000) == 300
+    assert own.wanted(1000, 1, 1000) == 7000 and own.wanted(1000, 1, 8000) == 0
+    assert own.wanted(1000, 1003, 1250) == 0
+
+
 def test_rollouts_come_with_the_tokens_that_were_sampled(tmp_path):
     sampled = [([10 + i, 11, 12][: 1 + i % 3], i) for i in (1, 2, 4, 4, 5, 6)]
     rows = [

@@ -6,6 +6,7 @@ one asks for (the method of Xu et al., "Magpie", 2024).
 
 import asyncio
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable
 
@@ -16,6 +17,7 @@ from tasks.drafter.template import ChatTemplate
 
 SHORTEST = 12  # characters of a prompt
 REPEATED_WORDS = 4  # a run of so many words that comes again is a loop, not a question
+SPARE = 1.2  # samples for each that should do
 ATTEMPTS = 8  # samples for each prompt that is wanted, at most
 
 
@@ -43,10 +45,11 @@ async def write(
         return template.text(written.token_ids) if written.finish_reason == "stop" else ""
 
     found: list[str] = []
+    asked = 0
     async with EngineClient(handle) as client:
-        for start in range(0, ATTEMPTS * count, count):
-            texts = await asyncio.gather(*(sample(client, number) for number in range(start, start + count)))
-            found = usable([*found, *texts])
+        while more := wanted(count, len(found), asked):
+            texts = await asyncio.gather(*(sample(client, number) for number in range(asked, asked + more)))
+            found, asked = usable([*found, *texts]), asked + more
             on_progress(min(len(found), count), count)
             if len(found) >= count:
                 return [user(text) for text in found[:count]]
@@ -54,6 +57,14 @@ async def write(
         f"the target wrote {len(found)} usable prompts in {ATTEMPTS * count} attempts of {max_tokens} tokens, {count} "
         f"are wanted: lower the prompts of the source `own`, or raise drafter.max_prompt_tokens"
     )
+
+
+def wanted(count: int, found: int, asked: int) -> int:
+    """How many samples to draw next for `count` prompts: what is missing at the share that was usable so far and some
+    more, for a round lasts as long as its longest answer; no more than `ATTEMPTS * count` in all."""
+    missing = count - found
+    expected = math.ceil(SPARE * missing * asked / found) if found else count
+    return max(0, min(expected, ATTEMPTS * count - asked))
 
 
 def usable(texts: Iterable[str]) -> list[str]:
