@@ -122,16 +122,19 @@ class _Transfer:
         self._paths = sorted(source.iterdir())
 
     def store(self) -> None:
-        self._store.transfer(
-            lambda manager, path: manager.upload(str(path), self._store.bucket, _key(path)), self._paths
-        )
+        self._transfer(lambda manager, path: manager.upload(str(path), self._store.bucket, _key(path)))
 
     def fetch(self) -> None:
         self._fetched.mkdir()
-        self._store.transfer(
-            lambda manager, path: manager.download(self._store.bucket, _key(path), str(self._fetched / path.name)),
-            self._paths,
+        self._transfer(
+            lambda manager, path: manager.download(self._store.bucket, _key(path), str(self._fetched / path.name))
         )
+
+    def _transfer(self, start: Callable) -> None:
+        from infra.store.s3_errors import named
+
+        with named(self._store.url, "a plain transfer"):
+            self._store.transfer(start, self._paths)
 
     def clean(self) -> None:
         for path in self._paths:
