@@ -21,6 +21,9 @@ a thread that has to wait for its turn holds up all the others, thousands of tim
 _GPU_BLOCK_VALUES = 2**26
 """A GPU takes large blocks: its integers beside the values of one are 384 MiB at most."""
 
+_STACK_VALUES = 2**24
+"""Of matrices that are summed together: a GPU has enough to do with so many between two things it is told."""
+
 
 class Margins:
     """Row and column sums of a matrix [rows, columns], added in parts."""
@@ -66,7 +69,7 @@ def digests(margins: Sequence[Margins]) -> list[str]:
 def sums_of(stack: torch.Tensor) -> torch.Tensor:
     """The checksums of matrices of one shape, [n, rows, columns], at once, before they are `written`: int64 [n, 2].
 
-    As many values as `fits_stack` says: a small matrix is summed in less time than it takes to tell a GPU to.
+    As many values as `fits_stack` says: a GPU sums a small matrix in less time than it takes to tell it to.
     """
     bits = _bits(stack)
     return torch.stack(
@@ -76,7 +79,7 @@ def sums_of(stack: torch.Tensor) -> torch.Tensor:
 
 def fits_stack(values: int) -> bool:
     """Whether `sums_of` takes so many values."""
-    return values <= _GPU_BLOCK_VALUES
+    return values <= _STACK_VALUES
 
 
 def written(sums: torch.Tensor) -> list[str]:

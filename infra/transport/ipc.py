@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,7 +30,10 @@ _FIELDS = (
     "event_handle",
     "event_sync_required",
 )
-_BYTES = {"handle", "ref_counter_handle", "event_handle"}
+_BYTES = {"handle", "event_handle"}
+_COUNTER = ("ref_counter_handle", "ref_counter_offset")
+_UNCOUNTED = (b"/lockstep-uncounted", 0)
+"""A count that is nowhere: torch lets an opener take back one of a single count, and we open memory more often."""
 
 
 class IpcSender(Publisher):
@@ -41,7 +45,7 @@ class IpcSender(Publisher):
         super().__init__(dtype, reach)
         self._host = ShmSender(dtype, reach)
         self._flat: torch.Tensor | None = None
-        self._location = ""
+        self._shared: Shared | None = None
 
     def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]], engines: int = 1) -> Published:
         """Copy `named_tensors` (Hugging Face names, all on one device) and announce them as `version`.
@@ -55,16 +59,22 @@ class IpcSender(Publisher):
             found = self._host.publish(version, tensors.items())
             return self._announce(version, found.location, found.params, started)
         if self._flat is None or self._flat.numel() != size or self._flat.device != device:
+            self._let_go()
             self._flat = torch.empty(size, dtype=torch.uint8, device=device)
-            self._location = share(self._flat)  # once: each handle adds a reference count to the memory
+            self._shared = share(self._flat)  # once: each handle adds a reference count to the memory
         params = fill(self._flat, tensors, slots)
         torch.cuda.current_stream(device).synchronize()  # another process reads next
-        return self._announce(version, self._location, params, started)
+        return self._announce(version, self._shared.location, params, started)
 
     def close(self) -> None:
         """Free the memory. May be called again."""
-        self._flat = None
+        self._let_go()
         self._host.close()
+
+    def _let_go(self) -> None:
+        if self._shared:
+            self._shared.release()
+        self._flat = self._shared = None
 
 
 class IpcSource:
@@ -95,18 +105,35 @@ class IpcSource:
         self._host.forget()
 
 
-def share(flat: torch.Tensor) -> str:
-    """How another process of this host opens the CUDA memory of `flat`."""
+@dataclass(frozen=True)
+class Shared:
+    """CUDA memory that other processes of this host may open, any number of times.
+
+    location: how they do. counter: where torch counts who has it open: one, from the beginning.
+    """
+
+    location: str
+    counter: tuple[bytes, int]
+
+    def release(self) -> None:
+        """Nobody reads it any more. Until then torch keeps the memory, also without a tensor of it."""
+        torch.UntypedStorage._release_ipc_counter_cuda(*self.counter)
+
+
+def share(flat: torch.Tensor) -> Shared:
+    """Let other processes of this host open the CUDA memory of `flat`."""
     told = flat.untyped_storage()._share_cuda_()
     fields = dict(zip(_FIELDS, told, strict=True))
+    counter = tuple(fields.pop(name) for name in _COUNTER)
     plain = {name: base64.b64encode(v).decode() if name in _BYTES else v for name, v in fields.items()}
-    return _SCHEME + json.dumps(plain)
+    return Shared(_SCHEME + json.dumps(plain), counter)
 
 
 def open_shared(location: str, device: torch.device) -> torch.Tensor:
     """The memory that `share` named, as bytes on `device`."""
     plain = json.loads(location.removeprefix(_SCHEME))
-    fields = [base64.b64decode(plain[name]) if name in _BYTES else plain[name] for name in _FIELDS]
-    fields[0] = device.index or 0  # the same GPU may have another number in this process
-    storage = torch.UntypedStorage._new_shared_cuda(*fields)
+    fields = {name: base64.b64decode(value) if name in _BYTES else value for name, value in plain.items()}
+    fields |= zip(_COUNTER, _UNCOUNTED, strict=True)
+    fields["device"] = device.index or 0  # the same GPU may have another number in this process
+    storage = torch.UntypedStorage._new_shared_cuda(*(fields[name] for name in _FIELDS))
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
