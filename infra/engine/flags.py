@@ -16,8 +16,8 @@ LABEL_VARIABLE = "LOCKSTEP_ENGINE_LABEL"
 PINNED_VARIABLE = "LOCKSTEP_ENGINE_PINNED"
 SHARED_MEMORY_VARIABLE = "LOCKSTEP_ENGINE_SHARED_MEMORY"
 SCRATCH_VARIABLE = "LOCKSTEP_ENGINE_SCRATCH"
-LONGEST_TEMPORARY = 48
-"""Characters of the system's temporary folder: paths of sockets, at most 107, add a folder and a uuid to it."""
+LONGEST_TEMPORARY = 45
+"""Characters of the system's temporary folder: paths of sockets, at most 107, add a folder (25) and a uuid (37)."""
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """OpenMP threads that wait for each other sleep instead of spinning. Spinning threads lose a core as soon as anything
 else runs on it: two of them decoded SmolLM2-135M at 19 tokens/s beside two busy processes, sleeping ones at 120."""

@@ -2,6 +2,9 @@
 
 import json
 import os
+import tempfile
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +62,18 @@ def test_threads_never_exceed_the_cores(tmp_path):
     assert flags.threads(spec(tmp_path, config=many)) == len(os.sched_getaffinity(0))
     one = spec(tmp_path, config=EngineConfig(cpu_threads=1))
     assert flags.environment(one, "key", tmp_path)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("length", [5, flags.LONGEST_TEMPORARY, flags.LONGEST_TEMPORARY + 1])
+def test_sockets_of_an_engine_have_paths_that_the_kernel_takes(monkeypatch, length):
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as usual:
+        folder = Path(usual) / ("x" * (length - len(usual) - 1)) if length > len(usual) else Path("/tmp")
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        scratch = flags.make_scratch()
+        scratch.rmdir()
+        assert scratch.parent == (folder if length <= flags.LONGEST_TEMPORARY else Path("/tmp"))
+        assert len(f"{scratch}/{uuid.uuid4()}") <= 107
 
 
 def test_speculation_and_capture(tmp_path):
