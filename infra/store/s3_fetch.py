@@ -13,6 +13,7 @@ from infra.store.manifest import FileEntry
 from infra.store.s3_client import PART_BYTES, THREADS
 
 BLOCK_BYTES = 2**20
+BEHIND_THE_END = 416  # the status of a request for bytes that an object does not have
 PART_ATTEMPTS = 5  # connections that break in the middle of a part; each request has its own attempts besides
 
 
@@ -82,7 +83,14 @@ def _read(client, bucket: str, part: Part, write: Callable[[bytes, int], None]) 
 
 
 def _read_once(client, bucket: str, part: Part, write: Callable[[bytes, int], None]) -> bool:
-    answer = client.get_object(Bucket=bucket, Key=part.key, Range=f"bytes={part.start}-{part.end - 1}")
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = client.get_object(Bucket=bucket, Key=part.key, Range=f"bytes={part.start}-{part.end - 1}")
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] != BEHIND_THE_END:
+            raise
+        return False
     at = part.start
     with contextlib.closing(answer["Body"]) as body:
         if answer["ContentRange"].rpartition("/")[2] != str(part.file.bytes):

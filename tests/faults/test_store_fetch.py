@@ -101,7 +101,7 @@ def test_large_files_arrive_in_parts_over_a_line_that_breaks(
         assert (opened / name).read_bytes() == (source / name).read_bytes()
 
 
-@pytest.mark.parametrize("held", [2 * PART_BYTES - 1, 2 * PART_BYTES + 1])
+@pytest.mark.parametrize("held", [PART_BYTES // 2, 2 * PART_BYTES - 1, 2 * PART_BYTES + 1])
 def test_an_object_that_is_cut_or_grown_is_found(store: S3Store, tmp_path: Path, held: int):
     content = os.urandom(2 * PART_BYTES + 1)
     ref = store.put(filled(tmp_path / "source", f=content[: 2 * PART_BYTES]), "target", producer=str(held))
