@@ -2,7 +2,7 @@
 
 A shard is `shard-00000.safetensors` (tensor `hidden_states` [positions, layers, hidden]) and `shard-00000.json`, which
 lists its sequences and the sha256 of the former. The JSON is written last: a shard exists if and only if its JSON does,
-so whatever an interruption leaves without one is overwritten by the next.
+and whatever an interruption leaves without one is removed by the next writer.
 """
 
 import hashlib
@@ -99,6 +99,10 @@ class StatesWriter:
                 raise StatesError(
                     f"{folder} holds states of layers {shard.layer_ids}, not {layer_ids}: empty the folder"
                 )
+        whole = {shard.file for shard in shards}
+        for left in [*folder.glob("shard-*.safetensors"), *folder.glob(".shard-*.json")]:
+            if left.name not in whole:
+                left.unlink()
         self.done = {s.key for shard in shards for s in shard.sequences}
         self.bytes = sum(shard.bytes for shard in shards)
         self._number = max((int(shard.file[len("shard-") :].split(".")[0]) for shard in shards), default=-1) + 1

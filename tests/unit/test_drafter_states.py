@@ -36,8 +36,9 @@ def test_an_interrupted_writer_goes_on_behind_its_last_shard(tmp_path):
     writer.close_shard()
     writer.add(captured("bb"))  # lost: its shard is never closed
     (tmp_path / "shard-00001.safetensors").write_bytes(b"torn")
+    (tmp_path / ".shard-00001.json").write_text("{")
     again = StatesWriter(tmp_path, LAYERS)
-    assert again.done == {"a"}
+    assert again.done == {"a"} and len(list(tmp_path.iterdir())) == 2
     with again:
         again.add(captured("bb"))
     assert [c.sequence.key for c in read_states(tmp_path)] == ["a", "bb"]
@@ -52,6 +53,7 @@ def test_a_later_shard_survives_an_earlier_one_that_was_not_finished(tmp_path):
     with StatesWriter(tmp_path, LAYERS, shard_bytes=1) as again:
         assert again.done == {"bb", "ccc"}
         again.add(captured("a"))
+    assert not (tmp_path / "shard-00000.safetensors").exists()
     assert [c.sequence.key for c in read_states(tmp_path)] == ["bb", "ccc", "a"]
 
 
