@@ -5,6 +5,7 @@ name it. Nothing is pickled.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,8 @@ _MEET_POLL_S = 0.005
 _NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
 """A group's errors are raised where it is waited for. By default torch's watchdog would end the whole process instead:
 an engine because its trainer died, or the trainer because an engine did."""
+_making = threading.Lock()
+"""Groups of several ranks are joined at once, by threads that share the environment."""
 
 
 class Meeting:
@@ -60,7 +63,7 @@ class Meeting:
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = bound
-                with _variables(_NCCL):
+                with _making, _variables(_NCCL):
                     return dist.ProcessGroupNCCL(names, rank, self.members, options)
             return dist.ProcessGroupGloo(names, rank, self.members, bound)
         except SyncError:
