@@ -8,7 +8,7 @@ import pytest
 
 from infra.config.flows import LoopConfig, QuantizeFlowConfig, ReleaseFlowConfig, RLFlowConfig
 from infra.config.load import load
-from infra.config.memory import GIB, Shape, beside_gpus, misfit, on_gpu
+from infra.config.memory import GIB, Shape, beside_gpus, gpu_bytes, misfit, on_gpu
 from infra.config.plan import PlanError, make_plan
 from infra.config.reach import out_of_reach
 from infra.config.rl import LoRA
@@ -115,11 +115,12 @@ def test_what_does_not_fit_on_a_gpu_is_refused_with_figures(config, fraction, pl
     ],
 )
 def test_memory_of_one_gpu_is_refused_to_engines_on_others(config, transport, overrides, words):
-    wanted = load(LoopConfig, preset="tiny", overrides=[f"rl.transport={transport}", *overrides])
+    overrides = [f"target.source={config.target.source}", f"rl.transport={transport}", *overrides]
+    wanted = load(LoopConfig, preset="tiny", overrides=overrides)
     found = out_of_reach(wanted)
     assert words in found and bool(found) == bool(words)
-    plan = make_plan("loop", config)
-    assert not plan.unreachable  # engines on CPU take ipc as shared memory
+    plan = make_plan("loop", wanted)
+    assert plan.unreachable == (found if gpu_bytes() else "")  # engines on CPU take ipc as shared memory
     if words:
         with pytest.raises(PlanError, match="^rl.transport=ipc needs trainer and engine on one GPU"):
             plan.model_copy(update={"unreachable": found}).require()
