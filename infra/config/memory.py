@@ -29,8 +29,8 @@ class Shape(BaseModel):
 class Sides(BaseModel):
     """Bytes at the peak. engine: of each engine; trainer: of the trainer; services: Prefect, MLflow and the flow.
 
-    On GPUs engine and trainer are the devices' memory: weights for the engine, which fills the rest of its share with
-    KV cache, and weights, gradients, moments, logits and the published copy for the trainer.
+    From `on_gpu` engine and trainer are the devices' memory: weights for the engine, which fills the rest of its share
+    with KV cache, and weights, gradients, moments, logits and the published copy for the trainer.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -34,9 +34,9 @@ def rows(
 ) -> list[dict]:
     """Rows about the drafter `subject`; result: of its training, where there was one.
 
-    plain, before, after: measured on the same prompts without speculation, with what training started from, and with
-    the drafter; the first of each at temperature 0. again: a second run without the drafter, whose noise the output's
-    identity is compared with. Beside their own rows: for each of `after` speculation_speedup,
+    plain, before, after: measured on the same prompts without speculation, with the drafter it was warmed from, if any,
+    and with the drafter; the first of each at temperature 0. again: a second run without the drafter, whose noise the
+    output's identity is compared with. Beside their own rows: for each of `after` speculation_speedup,
     best_num_speculative_tokens and speedup_at_best; output_identity by domain, draft_vocab_coverage (share of generated
     tokens), training_tokens, hidden_states_bytes.
     """

@@ -199,8 +199,8 @@ def measure_drafter(
     config: DrafterFlowConfig,
     suffix: str = "",
 ) -> Measured:
-    """Serve the drafter `head` with the target and measure it on the held-out prompts; what training started from, with
-    a `suffix` to the figures' names, only greedily and at one concurrency.
+    """Serve the drafter `head` with the target and measure it on the held-out prompts; one that another was warmed
+    from, with a `suffix` to the figures' names, only greedily and at one concurrency.
 
     expected: what it should accept of answers that the target gives again; served answers are greedy, so it is compared
     only when those were.

@@ -53,7 +53,7 @@ class TrainerWorker:
         """Offer the current weights as `version` to so many engines. All ranks gather them; the first sends them, or
         each its share.
 
-        Raises SyncError, on every rank, when one of them holds values that are not finite.
+        Raises SyncError, on every rank that sends, when one of them holds values that are not finite.
         """
         from infra.transport.shares import own
 
