@@ -91,7 +91,7 @@ def prompts_for(watched: Watched, config: WatchFlowConfig) -> Traffic:
         return usual
     reseeded = settings.drafter.model_copy(update={"seed": watched.seed})
     other = traffic(settings.model_copy(update={"drafter": reseeded}), watched.target.artifact)
-    return unseen(usual, other, settings.drafter.eval_prompts)
+    return unseen(usual, other)
 
 
 def keep(lineage: Lineage, watched: Watched, drift: Drift, config: WatchFlowConfig, mlflow_run: Run) -> Version | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -21,7 +22,7 @@ from tasks.drafter.drift import Drift, Level, decide, levels, misfit
 from tasks.drafter.figures import TABLE
 from tasks.drafter.serving import engine, measuring
 from tasks.drafter.steps import Measured, measure_drafter, measure_without
-from tasks.drafter.traffic import Prompt, Traffic
+from tasks.drafter.traffic import Traffic
 from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import keep
 from tasks.evaluate.evidence import row
@@ -95,15 +96,16 @@ def choose_watched(name: str, which: str, target: str | None, run: str) -> Watch
     return Watched(target=version, drafter=drafter, fresh=bool(measured), before=before, seed=seed)
 
 
-def unseen(usual: Traffic, other: Traffic, each: int) -> Traffic:
-    """`each` prompts of every domain of `other` to measure on, none of which `usual` trains on. A domain that has too
-    few gives those that it has."""
+def unseen(usual: Traffic, other: Traffic) -> Traffic:
+    """Prompts of `other` to measure on, none of which `usual` trains on: of every domain as many as `usual` measures
+    on, for their shares decide the level over all. A domain that has too few gives those that it has."""
     trained = {tuple(prompt.token_ids) for prompt in usual.train}
-    chosen: dict[str, list[Prompt]] = {}
+    wanted, chosen = Counter(prompt.domain for prompt in usual.held_out), []
     for prompt in [*other.held_out, *other.train]:
-        if tuple(prompt.token_ids) not in trained and len(chosen.setdefault(prompt.domain, [])) < each:
-            chosen[prompt.domain].append(prompt)
-    return Traffic(train=[], held_out=[prompt for prompts in chosen.values() for prompt in prompts])
+        if wanted[prompt.domain] and tuple(prompt.token_ids) not in trained:
+            wanted[prompt.domain] -= 1
+            chosen.append(prompt)
+    return Traffic(train=[], held_out=chosen)
 
 
 def look(watched: Watched, traffic: Traffic, config: WatchFlowConfig, run: str) -> Seen:

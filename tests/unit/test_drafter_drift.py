@@ -60,12 +60,14 @@ def test_fresh_prompts_are_none_that_a_drafter_trained_on():
     def prompts(*numbers: int, domain: str = "chat") -> list[Prompt]:
         return [Prompt(domain=domain, messages=[], token_ids=[number]) for number in numbers]
 
-    usual = Traffic(train=prompts(1, 2, 3), held_out=prompts(4))
-    other = Traffic(held_out=prompts(2, 5), train=prompts(6, 7) + prompts(8, domain="code"))
-    fresh = unseen(usual, other, 2)
+    benchmark = prompts(20, 21, 22, domain="mt_bench")  # more of these than of the others
+    usual = Traffic(train=prompts(1, 2, 3), held_out=prompts(4, 9) + prompts(10, 11, domain="code") + benchmark)
+    other = Traffic(held_out=prompts(2, 5) + benchmark, train=prompts(6, 7) + prompts(8, domain="code"))
+    fresh = unseen(usual, other)
     assert {domain: [ids for (ids,) in found] for domain, found in fresh.held_out_ids().items()} == {
         "chat": [5, 6],
         "code": [8],
+        "mt_bench": [20, 21, 22],
     }
     assert not fresh.train
 
