@@ -194,6 +194,7 @@ def test_a_float32_head_follows_the_policy_in_bfloat16(letters, tmp_path):
     (held_out,), table = result.held_out, steps(result)
     rewards = held_out.before + held_out.after
     assert all((4 * reward).is_integer() for reward in rewards) and set(rewards) - {0.0, 1.0}
-    assert table["eval_reward_letters"].iloc[-1] == pytest.approx(sum(held_out.after) / len(held_out.after))
+    # in bfloat16 what else is in a batch may decide an answer, and who is in it is chance
+    assert table["eval_reward_letters"].iloc[-1] == pytest.approx(sum(held_out.after) / len(held_out.after), abs=0.05)
     assert table["mean_abs"].max() < 0.02  # a head one step old is off by more than that
     assert table["k3"].max() < 1e-3
