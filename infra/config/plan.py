@@ -68,8 +68,13 @@ class Plan(BaseModel):
             raise PlanError(self.unreachable)
         if self.misfit:
             raise PlanError(f"too little GPU memory: {self.misfit}")
+        smaller = (
+            "have fewer engines or trainer ranks, rl.transport=ipc or cluster.sleep_level=2"
+            if gpu_bytes()
+            else "lower engine.kv_cache_gib or micro_batch_tokens"
+        )
         for what, need, free, cure in (
-            ("memory", self.memory, self.memory_free, "lower engine.kv_cache_gib or micro_batch_tokens, or free some"),
+            ("memory", self.memory, self.memory_free, f"{smaller}, or free some"),
             ("disk", self.disk, self.disk_free, f"free some in {home()}, or set LOCKSTEP_HOME to a larger disk"),
         ):
             if need is not None and need > free:

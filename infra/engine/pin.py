@@ -70,7 +70,7 @@ def gpus() -> int:
 
 
 def _gpu_names() -> list[str]:
-    """Of the GPUs that CUDA_VISIBLE_DEVICES leaves, by index or by UUID; all of them where it is not set."""
+    """Of the GPUs that CUDA_VISIBLE_DEVICES leaves, by index or by UUID, and its MIG slices. All of them without it."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     found = [[part.strip() for part in line.split(",", 2)] for line in lines]
@@ -78,7 +78,8 @@ def _gpu_names() -> list[str]:
     if visible is None:
         return [name for _, _, name in found]
     wanted = [part.strip() for part in visible.split(",") if part.strip()]
-    return [name for n, uuid, name in found if n in wanted or any(uuid.startswith(part) for part in wanted)]
+    whole = [name for n, uuid, name in found if n in wanted or any(uuid.startswith(part) for part in wanted)]
+    return whole + ["MIG slice" for part in wanted if part.startswith("MIG-")]
 
 
 def _processor() -> str:

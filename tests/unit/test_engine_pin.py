@@ -16,6 +16,7 @@ GPUS = ("0, GPU-aa11-0, NVIDIA H200", "1, GPU-bb22-1, NVIDIA H200", "2, GPU-cc33
         ("1", "1x NVIDIA H200"),
         ("2,0", "1x NVIDIA H200, 1x NVIDIA L4"),
         ("GPU-cc", "1x NVIDIA L4"),
+        ("MIG-5f,MIG-6a", "2x MIG slice"),
         ("", ""),
     ],
 )

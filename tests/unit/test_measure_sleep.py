@@ -3,6 +3,7 @@
 import pytest
 
 from infra.config.flows import FlowConfig
+from infra.engine.pin import accelerated
 from tasks.evaluate.measurement import MeasureError
 from tasks.measure.sleep import MEASUREMENT, SleepOptions, _finding, _line, _rows
 
@@ -24,6 +25,7 @@ def test_each_level_is_one_line_of_medians_and_rows_of_evidence():
     assert rows["sleep_given_back_gib", "level 2/random-8b"]["unit"] == "GiB"
 
 
+@pytest.mark.skipif(accelerated(), reason="engines run on GPUs here")
 def test_an_engine_on_cpu_is_not_measured():
     with pytest.raises(MeasureError, match="an engine on CPU frees nothing when it sleeps"):
         MEASUREMENT.measure(FlowConfig(), SleepOptions(), print)
