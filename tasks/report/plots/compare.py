@@ -40,7 +40,9 @@ def changes(
                 above = offset < 0
                 plot.note(estimate.value, (name, offset), number(estimate.value), dx=0, dy=-7 if above else 17,
                           anchor="middle")  # fmt: skip
-    return Figure(key, title, plot.svg(), caption, [("c0", names[0]), ("c1", names[1])])
+    sides = [("c0", names[0], 1), ("c1", names[1], 2)]
+    legend = [(cls, side) for cls, side, column in sides if any(row[column] for row in rows)]
+    return Figure(key, title, plot.svg(), caption, legend)
 
 
 def values(

@@ -29,7 +29,7 @@ def curve(steps: pd.DataFrame) -> list[Figure]:
 
 
 def lengths(acceptance: AcceptanceChange) -> Figure:
-    """Acceptance length by domain, before and after training."""
+    """Acceptance length by domain, of what the drafter was warmed from, if anything, and of the drafter."""
     domains = dict.fromkeys([*acceptance.after, *acceptance.before])
     rows = [(d, _length(acceptance.before.get(d)), _length(acceptance.after.get(d))) for d in domains]
     depth = max((len(a.by_position) for a in acceptance.after.values()), default=0)
