@@ -1,6 +1,7 @@
 """Every transport, sender and source in one process."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -175,18 +176,18 @@ def test_a_change_gives_the_new_bytes_exactly(width, share):
 # nccl
 
 
-def test_a_broadcast_reaches_every_engine(tmp_path):
-    sources, got = [NcclSource(CPU), NcclSource(CPU)], {}
+def taken_by(sources: list[NcclSource], published: Published) -> list[dict[str, torch.Tensor]]:
+    """What each source gets of one broadcast."""
+    with ThreadPoolExecutor(len(sources)) as threads:
+        return list(threads.map(lambda source: take(source, published), sources))
+
+
+def test_a_broadcast_reaches_every_engine():
+    sources = [NcclSource(CPU), NcclSource(CPU)]
     with NcclSender("float32", Reach(stall_s=20)) as sender:
         for version in (1, 2):
             published = sender.publish(version, weights(version).items(), engines=2)
-            takers = [
-                threading.Thread(target=lambda i=i, s=s, p=published: got.update({i: take(s, p)}))
-                for i, s in enumerate(sources)
-            ]
-            [taker.start() for taker in takers]
-            [taker.join() for taker in takers]
-            assert all(same(got.pop(i), weights(version), torch.float32) for i in (0, 1))
+            assert all(same(got, weights(version), torch.float32) for got in taken_by(sources, published))
 
 
 def shared_out(senders: list[NcclSender], version: int, tensors: dict[str, torch.Tensor], engines: int) -> Published:
@@ -199,17 +200,11 @@ def shared_out(senders: list[NcclSender], version: int, tensors: dict[str, torch
 
 
 def test_every_rank_may_send_its_share_to_every_engine():
-    sources, got = [NcclSource(CPU), NcclSource(CPU)], {}
+    sources = [NcclSource(CPU), NcclSource(CPU)]
     with NcclSender("float32", Reach(stall_s=20)) as first, NcclSender("float32", Reach(stall_s=20)) as second:
         for version in (1, 2):
             published = shared_out([first, second], version, weights(version), engines=2)
-            takers = [
-                threading.Thread(target=lambda i=i, s=s, p=published: got.update({i: take(s, p)}))
-                for i, s in enumerate(sources)
-            ]
-            [taker.start() for taker in takers]
-            [taker.join() for taker in takers]
-            assert all(same(got.pop(i), weights(version), torch.float32) for i in (0, 1))
+            assert all(same(got, weights(version), torch.float32) for got in taken_by(sources, published))
             assert {meta.name: meta.checksum for meta in published.params} == {
                 name: checksum(tensor) for name, tensor in weights(version).items()
             }
