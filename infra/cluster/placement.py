@@ -44,11 +44,13 @@ class Work:
     asynchronous: engines may sample ahead of the trainer (rl.max_staleness > 0).
     phases: measured earlier, if ever.
     one_gpu: engines read the weights in the trainer's memory (rl.transport=ipc).
+    own_gpus: trainer and engines broadcast to each other, each from a GPU of its own (rl.transport=nccl).
     """
 
     asynchronous: bool = False
     phases: Phases | None = None
     one_gpu: bool = False
+    own_gpus: bool = False
 
 
 NOTHING_KNOWN = Work()
@@ -112,13 +114,16 @@ def _on_gpus(cluster: ClusterConfig, engine: EngineConfig, have: Resources, work
     threads = cluster.trainer_threads
     chosen = _apart(work) if cluster.placement == "auto" else None
     wanted = (chosen[0] if chosen else cluster.placement == "auto") and not work.one_gpu
-    if cluster.placement == "disaggregated" or (wanted and apart <= have.gpus):
+    must = cluster.placement == "disaggregated" or (cluster.placement == "auto" and work.own_gpus)
+    if must or (wanted and apart <= have.gpus):
         if apart > have.gpus:
+            cure = "set rl.transport=ipc or shm" if work.own_gpus else "set placement=colocated"
             raise PlacementError(
                 f"disaggregated placement needs {apart} GPUs ({cluster.engines} engines of {engine.tensor_parallel} "
-                f"and {cluster.trainer_ranks} trainer ranks), the cluster has {have.gpus:g}: set placement=colocated"
+                f"and {cluster.trainer_ranks} trainer ranks), the cluster has {have.gpus:g}: {cure}"
             )
         reason = f"{chosen[1]}; " if chosen else ""
+        reason += "weights are broadcast between GPUs (rl.transport=nccl); " if chosen and not chosen[0] else ""
         reason += f"{apart} of {have.gpus:g} GPUs"
         return Placement("disaggregated", reason, Resources(0, engine.tensor_parallel), Resources(0, 1), threads)
     if engine.tensor_parallel > 1:

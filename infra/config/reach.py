@@ -4,8 +4,13 @@ from infra.config.flows import LoopConfig, RLFlowConfig
 
 
 def out_of_reach(config: RLFlowConfig | LoopConfig) -> str:
-    """Why engines on GPUs could not open the trainer's memory there, in one line; empty when they can."""
+    """Why weights would not get from the trainer's GPU to the engines', in one line; empty when they will."""
     cluster = config.cluster
+    if config.rl.transport == "nccl" and cluster.placement == "colocated":
+        return (
+            "rl.transport=nccl needs trainer and engines on GPUs of their own, cluster.placement=colocated shares "
+            "them: set rl.transport=ipc or shm, or cluster.placement=disaggregated"
+        )
     several = {
         "cluster.engines": cluster.engines,
         "cluster.trainer_ranks": cluster.trainer_ranks,

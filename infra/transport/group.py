@@ -128,7 +128,10 @@ def _broadcast(
 ) -> None:
     options = dist.BroadcastOptions()
     options.timeout = timedelta(seconds=2 * stall_s)  # the group's own end, should nobody look here in time
-    works = [group.broadcast([bucket], options) for bucket in buckets]
+    try:
+        works = [group.broadcast([bucket], options) for bucket in buckets]
+    except RuntimeError as error:  # NCCL connects the members with the first one
+        raise SyncError(f"the other side cannot be reached ({_first(error)})") from error
     for done, work in enumerate(works):
         started = time.monotonic()
         while not work.is_completed():

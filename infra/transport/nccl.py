@@ -102,9 +102,9 @@ class NcclSender(Publisher):
             return
         sending.stop.set()
         if sending.met.is_set():
-            sending.thread.join()
-        else:  # it waits for engines, and will send nothing when they come
-            self._meeting = None
+            sending.thread.join(self.reach.stall_s)
+        if sending.thread.is_alive():  # it waits for engines, in NCCL perhaps, and will send nothing when they come
+            self._meeting = self._group = None
 
     def _send(self, version: int, meeting: Meeting, flat: torch.Tensor, sending: "_Sending") -> None:
         try:
@@ -123,7 +123,8 @@ class NcclSender(Publisher):
 
 
 class _Sending:
-    """A broadcast in its thread. met: its engines have come, so that `stop` takes effect at once."""
+    """A broadcast in its thread. met: its engines have come, so that `stop` takes effect at once, unless one dies while
+    NCCL connects them: that waits for ever."""
 
     def __init__(self) -> None:
         self.stop, self.met = threading.Event(), threading.Event()

@@ -8,8 +8,13 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 STALL_S = 120.0
+_POLL_S = 5e-5
 
 
 def broadcast_s(nbytes: int, repeats: int) -> float:
@@ -49,15 +54,22 @@ def _take_part(location: str, nbytes: int, repeats: int, kind: str, store=None) 
     group = Meeting(location, store).join(device, trainer=store is not None)
     tensor, seconds = torch.ones(nbytes, dtype=torch.uint8, device=device), []
     for _ in range(repeats + 1):
-        group.barrier().wait()
+        _done(group.barrier())
         started = time.monotonic()
-        group.broadcast([tensor], dist.BroadcastOptions()).wait()
-        group.barrier().wait()  # the sender may be done long before it has arrived
+        _done(group.broadcast([tensor], dist.BroadcastOptions()))
+        _done(group.barrier())  # the sender may be done long before it has arrived
         if kind == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.monotonic() - started)
     leave(group, device)
     return seconds[1:]
+
+
+def _done(work: "Work") -> None:
+    """Wait for it: NCCL's own waiting looks once a millisecond, as long as a third of a gigabyte takes to arrive."""
+    while not work.is_completed():
+        time.sleep(_POLL_S)
+    work.wait()  # raises what became of it
 
 
 if __name__ == "__main__":

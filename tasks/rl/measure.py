@@ -98,6 +98,7 @@ class RolloutMeasurement:
                     raise
                 left_out.append(f"Left out, {setting.name}: {str(error).splitlines()[0]}")
                 return
+            say(f"{setting.name}: {line['tokens/s']:.0f} tokens/s")
             table.append(line)
             measured.append((setting, line["tokens/s"]))
             share.extend(found)

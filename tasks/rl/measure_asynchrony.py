@@ -33,7 +33,8 @@ class AsynchronyOptions(Section):
     medians. What an answer has beyond its end or rl.max_new_tokens only takes time: it is not scored or trained on."""
     colocated: bool = False
     """Let the synchronous training share all devices, so many engines and trainer ranks as there are devices, beside
-    the asynchronous one with cluster.engines and cluster.trainer_ranks on pools of their own."""
+    the asynchronous one with cluster.engines and cluster.trainer_ranks on pools of their own. With rl.transport=nccl
+    the synchronous one takes shm."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def _cases(config: RLFlowConfig, options: AsynchronyOptions) -> dict[str, RLFlow
             raise MeasureError("engines of several GPUs cannot share them with a trainer: leave out --colocated")
         together = cluster.model_copy(update={"placement": "colocated", "engines": devices, "trainer_ranks": devices})
         apart = cluster.model_copy(update={"placement": "disaggregated"})
+        if synchronous.transport == "nccl":  # broadcasts between GPUs, not within one
+            synchronous = synchronous.model_copy(update={"transport": "shm", "transport_sharded": False})
     else:  # `auto` might place the two differently
         together = apart = cluster.model_copy(update={"placement": choose_place(ahead).mode})
     return {

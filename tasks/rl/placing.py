@@ -18,7 +18,8 @@ def choose_place(config: RLFlowConfig) -> Placement:
     if accelerated() and (why := out_of_reach(config)):
         raise PlacementError(why)
     phases = measured_phases(config.target.name, cluster.engines, cluster.trainer_ranks)
-    work = Work(config.rl.max_staleness > 0, phases, one_gpu=config.rl.transport == "ipc")
+    transport = config.rl.transport
+    work = Work(config.rl.max_staleness > 0, phases, one_gpu=transport == "ipc", own_gpus=transport == "nccl")
     where = place(cluster, config.engine, session().resources(), work)
     report(f"{where.mode}: {where.reason}")
     return where

@@ -58,6 +58,15 @@ def test_auto_stays_on_the_gpu_whose_memory_engines_read():
         assert got.mode == "colocated" and "rl.transport=ipc" in got.reason
 
 
+def test_auto_gives_those_that_broadcast_gpus_of_their_own():
+    short = Work(True, Phases(run="rl-1", rollout_s=12, trainer_s=0.5), own_gpus=True)  # would rather take turns
+    got = place(ClusterConfig(), EngineConfig(), Resources(8, 2), short)
+    assert got.mode == "disaggregated" and "rl.transport=nccl" in got.reason
+    with pytest.raises(PlacementError, match="needs 2 GPUs .* has 1: set rl.transport=ipc or shm"):
+        place(ClusterConfig(), EngineConfig(), Resources(8, 1), Work(own_gpus=True))
+    assert place(ClusterConfig(), EngineConfig(), TWO_CPUS, Work(own_gpus=True)).mode == "colocated"  # over gloo
+
+
 @pytest.mark.parametrize(
     ("asynchronous", "rollout_s", "trainer_s", "mode", "words"),
     [

@@ -112,9 +112,10 @@ def test_what_does_not_fit_on_a_gpu_is_refused_with_figures(config, fraction, pl
         ("ipc", ["cluster.placement=disaggregated"], "one GPU, cluster.placement=disaggregated puts them on several"),
         ("ipc", ["cluster.engines=2", "cluster.trainer_ranks=4"], "cluster.engines=2 and cluster.trainer_ranks=4 puts"),
         ("ipc", ["engine.tensor_parallel=2"], "engine.tensor_parallel=2 puts them on several: set rl.transport=nccl"),
+        ("nccl", ["cluster.placement=colocated"], "GPUs of their own, cluster.placement=colocated shares them"),
     ],
 )
-def test_memory_of_one_gpu_is_refused_to_engines_on_others(config, transport, overrides, words):
+def test_weights_that_cannot_reach_the_engines_gpus_are_refused(config, transport, overrides, words):
     overrides = [f"target.source={config.target.source}", f"rl.transport={transport}", *overrides]
     wanted = load(LoopConfig, preset="tiny", overrides=overrides)
     found = out_of_reach(wanted)
@@ -122,7 +123,7 @@ def test_memory_of_one_gpu_is_refused_to_engines_on_others(config, transport, ov
     plan = make_plan("loop", wanted)
     assert plan.unreachable == (found if gpu_bytes() else "")  # engines on CPU take ipc as shared memory
     if words:
-        with pytest.raises(PlanError, match="^rl.transport=ipc needs trainer and engine on one GPU"):
+        with pytest.raises(PlanError, match=f"^rl.transport={transport} needs trainer and engine"):
             plan.model_copy(update={"unreachable": found}).require()
 
 

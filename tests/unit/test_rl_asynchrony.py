@@ -38,6 +38,10 @@ def test_both_train_the_same_but_for_staleness_and_share_or_part_the_same_device
     shared, apart = synchronous.cluster, asynchronous.cluster
     assert (shared.placement, shared.engines, shared.trainer_ranks) == ("colocated", 4, 4)
     assert (apart.placement, apart.engines, apart.trainer_ranks) == ("disaggregated", 3, 1)
+    assert synchronous.rl.transport == "shm"
+    broadcast = _cases(configured(transport="nccl", transport_sharded=True), AsynchronyOptions(colocated=True))
+    found = {mode: (case.rl.transport, case.rl.transport_sharded) for mode, case in broadcast.items()}
+    assert found == {SYNCHRONOUS: ("shm", False), ASYNCHRONOUS: ("nccl", True)}  # no two members share a GPU
     wide = config.model_copy(update={"engine": EngineConfig(tensor_parallel=2)})
     with pytest.raises(MeasureError, match="cannot share them with a trainer: leave out --colocated"):
         _cases(wide, AsynchronyOptions(colocated=True))

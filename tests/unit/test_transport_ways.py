@@ -12,7 +12,7 @@ from infra.transport import delta, store
 from infra.transport.base import Published, Reach, SyncError
 from infra.transport.checksum import checksum
 from infra.transport.group import Meeting
-from infra.transport.nccl import NcclSender, NcclSource
+from infra.transport.nccl import NcclSender, NcclSource, _Sending
 from infra.transport.shares import joined, own
 from infra.transport.store import StoreSender, StoreSource
 from infra.transport.transports import TRANSPORTS, make_sender, make_source
@@ -254,6 +254,19 @@ def test_an_engine_that_waits_for_others_lets_go_when_it_is_told():
         source.forget()
         waiting.join(timeout=30)
     assert told
+
+
+def test_a_broadcast_that_does_not_come_back_is_left_alone_and_the_next_version_arrives():
+    source, release = NcclSource(CPU), threading.Event()
+    with NcclSender("float32", Reach(stall_s=1)) as sender:
+        take(source, sender.publish(1, weights().items()))
+        sender._sending = stuck = _Sending()  # as where an engine dies while NCCL connects it
+        stuck.met.set()
+        stuck.thread = threading.Thread(target=release.wait, daemon=True)
+        stuck.thread.start()
+        assert same(take(source, sender.publish(2, weights(2).items())), weights(2), torch.float32)
+        assert stuck.stop.is_set() and stuck.thread.is_alive()
+        release.set()
 
 
 def test_a_sender_that_stalls_is_cut_off():
