@@ -38,16 +38,16 @@ class Load:
         return sum(self.answered.values()) + self.cut + len(self.failed)
 
     def wait_for(self, more: int) -> None:
-        """Return when `more` further requests have ended. Raises TimeoutError after two minutes."""
+        """Return when `more` further requests have ended. Raises TimeoutError after ten minutes."""
         goal, waited = self.total + more, 0.0
         while self.total < goal:
-            if waited > 120:
+            if waited > 600:
                 raise TimeoutError(f"{goal - self.total} of {more} requests have not ended: {self.failed[:3]}")
             self._stop.wait(0.05)
             waited += 0.05
 
     async def _run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=180)
+        timeout = aiohttp.ClientTimeout(total=900)
         async with aiohttp.ClientSession(self._url, timeout=timeout) as session:
             await asyncio.gather(*(self._client(session, i) for i in range(self._concurrency)))
 

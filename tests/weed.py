@@ -1,13 +1,14 @@
 """A SeaweedFS for tests: an S3 bucket on this machine."""
 
 import json
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import boto3
@@ -36,19 +37,15 @@ IDENTITIES = {
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports whose gRPC companions (10000 above) are free too."""
-    found = []
+    """Ports whose gRPC companions (10000 above) are free too, below those that the kernel gives to connections."""
+    found, (first, _) = [], map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     while len(found) < count:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            if port > 55000:
-                continue
-            try:
-                two.bind(("127.0.0.1", port + 10000))
-            except OSError:
-                continue
-            found.append(port)
+        port = random.SystemRandom().randrange(2000, max(3000, first - 10000))
+        with socket.socket() as one, socket.socket() as two, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            two.bind(("127.0.0.1", port + 10000))
+            if not {port, port + 10000} & {other + above for other in found for above in (0, 10000)}:
+                found.append(port)
     return found
 
 
@@ -89,7 +86,7 @@ def seaweedfs(folder: Path, volumes: int, volume_mb: int) -> Iterator[str]:
     )
     url = f"http://127.0.0.1:{s3}"
     client = boto3.client("s3", endpoint_url=url, **arguments())
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 600
     try:
         while True:
             try:

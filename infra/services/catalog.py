@@ -21,6 +21,7 @@ PORTS = {  # the usual ones
 }
 ORDER = ("postgres", "seaweedfs", "prefect", "mlflow", "worker", "keeper")  # each needs only what stands before it
 GRACE_S = {"seaweedfs": 3.0}  # how long to wait once asked to end: it has written all by then, yet stays 15 s
+ANSWER_S = 15.0  # one that works may be slow on a busy machine
 CLEAN = {"seaweedfs": seaweed.clean}  # what of a service that has ended lies outside the home
 
 Say = Callable[[str], None]
@@ -70,7 +71,7 @@ def healthy(record: Record) -> bool:
 def answers(url: str) -> bool:
     """Whether an HTTP GET of `url` succeeds."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
             return response.status == 200
     except (urllib.error.URLError, OSError):
         return False

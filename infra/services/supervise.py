@@ -20,6 +20,7 @@ TOKEN = "LOCKSTEP_SERVICE"
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.1
 GRACE_S = 15.0
+KILLED_S = 60.0  # no process refuses to be killed, but on a busy machine that takes a while
 
 
 class PortTaken(ServiceError):
@@ -135,7 +136,7 @@ def end(record: Record, grace_s: float = GRACE_S) -> int:
         psutil.wait_procs(group, timeout=grace_s)
     for process in family(record):
         _signal(process, signal.SIGKILL)
-    psutil.wait_procs(members, timeout=grace_s)
+    psutil.wait_procs(members, timeout=KILLED_S)
     return len(members)
 
 

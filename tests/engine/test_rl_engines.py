@@ -39,7 +39,10 @@ def engines_of(model: Path, config: RLFlowConfig, folder: Path) -> RolloutEngine
 
 
 async def generate(count: int, fleet: Fleet, started: asyncio.Event | None = None) -> list:
-    """`count` long requests at once. started: set when one engine has been given all of them."""
+    """`count` long requests at once. started: set when one engine has been given all of them; it is paused, so that
+    none has ended by then."""
+    if started:
+        await fleet.engines[0].client.pause()
 
     async def one(engine: Engine):
         if started and engine.in_use == count:
@@ -111,7 +114,7 @@ def test_requests_outlive_their_engine_and_engines_join_and_leave(
 
 
 def test_an_engine_that_hangs_is_replaced(tiny_llama, tiny_engine_config, tmp_path):
-    config = RLFlowConfig(engine=tiny_engine_config, cluster=ClusterConfig(probe_s=1.0, stuck_s=5.0))
+    config = RLFlowConfig(engine=tiny_engine_config, cluster=ClusterConfig(probe_s=2.0, stuck_s=10.0))
 
     async def live() -> None:
         async with engines_of(tiny_llama, config, tmp_path) as engines:

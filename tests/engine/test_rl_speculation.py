@@ -13,7 +13,8 @@ from infra.transport.sync import sync
 
 CLOSE = 2e-5  # nats between engine and trainer for the same weights
 PROMPT, NEW = list(range(2000, 2040)), 24
-LONG = 200  # tokens of an answer beside which another one's coming and going a few passes apart is little
+COUNTED = ("vllm:spec_decode_num_drafts_total", "vllm:generation_tokens_total")
+LONG = 400  # tokens of an answer that another one is beside
 
 
 def test_speculating_rollouts_are_the_policys_own(tiny_qwen3, tiny_engine_config, tmp_path, run):
@@ -41,13 +42,24 @@ def test_speculating_rollouts_are_the_policys_own(tiny_qwen3, tiny_engine_config
         assert counted.drafts > 0
         return counted.accepted_tokens
 
+    async def both_in_flight(client) -> tuple[int, int]:
+        """Drafts, and tokens generated, between two looks at which both were: whoever comes first and last."""
+        for _ in range(10):  # until two looks were that far apart
+            asked, looks = asyncio.gather(*(rollout(client, seed, LONG) for seed in (2, 3))), []
+            while not asked.done():
+                samples = await client.metrics()
+                if total(samples, "vllm:num_requests_running") == 2:
+                    looks.append([int(total(samples, name)) for name in COUNTED])
+            await asked
+            if looks and looks[-1][1] - looks[0][1] >= LONG // 4:
+                return looks[-1][0] - looks[0][0], looks[-1][1] - looks[0][1]
+        pytest.fail(f"two requests of {LONG} tokens were never seen to be in flight together")
+
     async def whole():
         async with EngineClient(engine.handle()) as client:
             at_first = await check(client)
-            quiet = await client.speculation()
-            await asyncio.gather(*(rollout(client, seed, LONG) for seed in (2, 3)))
-            alone = (await client.speculation()).since(quiet).drafts
-            assert alone < LONG // 4, "only before the second has come and after the first has gone"
+            drafts, tokens = await both_in_flight(client)
+            assert drafts <= 1, f"but for the pass before both were there; they got {tokens} tokens since"
             trainer.step()
             published = sender.publish(1, trainer.weights().items())
             await sync([client], published)
@@ -55,6 +67,11 @@ def test_speculating_rollouts_are_the_policys_own(tiny_qwen3, tiny_engine_config
 
     with start(spec, tmp_path) as engine, ShmSender("float32") as sender:
         run(whole())
+
+
+def total(samples: dict[str, float], name: str) -> float:
+    """Of one metric, whatever its labels."""
+    return sum(value for sample, value in samples.items() if sample.startswith(name))
 
 
 def next_logprobs(trainer: Trainer, token_ids: list[int]):

@@ -64,42 +64,48 @@ async def running(client: EngineClient) -> float:
 @pytest.mark.parametrize("in_flight", ["keep", "wait", "abort"])
 def test_requests_in_flight(rollout, versions, run, in_flight):
     handle, trainer, sender = rollout
-    tokens = 200
+    tokens = (200, 130)  # of two who ask, so that one is in flight while the other is between requests
+
+    async def update(client: EngineClient, meter: LoadMeter) -> bool:
+        """Whether a request was in flight when the update came: both may have been between two."""
+        version = str(next(versions))
+        trainer.step()
+        published = sender.publish(int(version), trainer.weights().items())
+        synced = asyncio.Event()
+
+        async def ask(tokens: int) -> list:
+            """Answers asked for one after the other until the update is there, however long it takes."""
+            got = []
+            while not synced.is_set():
+                answer = await client.generate(PROMPT[:20], max_new_tokens=tokens, temperature=1.0, ignore_eos=True)
+                cut = answer.finish_reason == "abort"
+                assert len(answer.token_ids) < tokens if cut else len(answer.token_ids) == tokens
+                got.append(answer)
+            return got
+
+        asking = asyncio.gather(*map(ask, tokens))
+        while not await running(client):
+            assert not asking.done()
+        await meter.take()
+        await sync([client], published, in_flight=in_flight)
+        synced.set()
+        answers = [answer for got in await asking for answer in got]
+        spans = [[v for v, _, _ in answer.weight_versions] for answer in answers]
+        cut = [answer for answer in answers if answer.finish_reason == "abort"]
+        assert not cut or in_flight == "abort" and all(a.weight_versions[0][0] != version for a in cut)
+        met = [span for span in spans if len(span) > 1]
+        assert not met or in_flight == "keep" and all(len(span) == 2 and span[1] == version for span in met)
+        if met:  # an update takes the cache of what is in flight, whatever room there is
+            assert (await meter.take())["preemptions"] > 0
+        assert distance(await engine_logprobs(client), trainer.logprobs()) < CLOSE
+        return bool(met or cut) or in_flight == "wait"
 
     async def check():
         async with EngineClient(handle) as client, LoadMeter([client]) as meter:
-            version = str(next(versions))
-            trainer.step()
-            published = sender.publish(int(version), trainer.weights().items())
-            synced = asyncio.Event()
-
-            async def ask() -> list:
-                """Answers asked for one after the other until the update is there, however long it takes."""
-                got = []
-                while not synced.is_set():
-                    got.append(
-                        await client.generate(PROMPT[:20], max_new_tokens=tokens, temperature=1.0, ignore_eos=True)
-                    )
-                return got
-
-            asking = asyncio.gather(ask(), ask())  # two, so that one is in flight while the other is between requests
-            while not await running(client):
-                assert not asking.done()
-            await sync([client], published, in_flight=in_flight)
-            synced.set()
-            answers = [answer for got in await asking for answer in got]
-            spans = [[v for v, _, _ in answer.weight_versions] for answer in answers]
-            cut = [answer for answer in answers if answer.finish_reason == "abort"]
-            if in_flight == "abort":
-                assert cut and all(len(a.token_ids) < tokens and a.weight_versions[0][0] != version for a in cut)
-            else:
-                assert not cut and all(len(answer.token_ids) == tokens for answer in answers)
-            if in_flight == "keep":  # an update takes the cache of what is in flight, whatever room there is
-                assert (await meter.take())["preemptions"] > 0
-                assert any(len(span) == 2 and span[1] == version for span in spans)
-            else:
-                assert all(len(span) <= 1 for span in spans)
-            assert distance(await engine_logprobs(client), trainer.logprobs()) < CLOSE
+            for _ in range(10):
+                if await update(client, meter):
+                    return
+            pytest.fail("no request was in flight when one of ten updates came, or none was kept or aborted")
 
     run(check())
 

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import psutil
 
@@ -27,7 +28,15 @@ LEFT_TO_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def running(processes):
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in processes if command(p)]
+
+
+def command(process: psutil.Process) -> str:
+    """Its command line; nothing of one that has ended."""
+    try:
+        return " ".join(process.cmdline()) if process.is_running() else ""
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 def test_engines_and_workers_end_with_a_killed_driver(tiny_llama):
@@ -35,7 +44,7 @@ def test_engines_and_workers_end_with_a_killed_driver(tiny_llama):
         try:
             worker = int(driver.stdout.readline().removeprefix("ready "))
             family = psutil.Process(driver.pid).children(recursive=True)
-            named = {p: " ".join(p.cmdline()) for p in family}
+            named = {p: command(p) for p in family}
         finally:
             os.kill(driver.pid, signal.SIGKILL)
     assert worker in {p.pid for p in family}
@@ -44,4 +53,5 @@ def test_engines_and_workers_end_with_a_killed_driver(tiny_llama):
     _, left = psutil.wait_procs(mine, timeout=120)
     assert not running(left), [named[p] for p in running(left)]
     for helper in running(family):
-        helper.kill()
+        with suppress(psutil.NoSuchProcess):
+            helper.kill()

@@ -11,13 +11,14 @@ from infra.config.load import load
 from tasks.drafter.remote import RemoteWorker
 
 
-def warming_up(but: int = 0) -> psutil.Process:
-    """The trainer that this process started, once it imports what it needs. but: the id of a process that it is not."""
-    deadline = time.monotonic() + 120
+def started(but: int = 0) -> psutil.Process:
+    """The trainer that this process started, importing what it needs or done with that. but: the id of a process that
+    it is not."""
+    deadline = time.monotonic() + 600
     while True:
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if process.pid != but and " ".join(process.cmdline()).startswith("ray::TrainerWorker.warm_up"):
+                if process.pid != but and " ".join(process.cmdline()).startswith("ray::TrainerWorker"):
                     return process
         assert time.monotonic() < deadline, "there is no trainer"
         time.sleep(0.1)
@@ -28,8 +29,8 @@ def test_a_step_that_is_tried_again_finds_another_trainer_with_the_devices_of_th
     cpus = int(session().resources().cpus)
     config = load(DrafterFlowConfig, preset="tiny", overrides=[f"cluster.trainer_threads={cpus}"])
     trainer = RemoteWorker(config)
-    first = warming_up()
+    first = started()
     first.kill()
-    first.wait(60)
+    first.wait(600)
     trainer.look_after()
-    assert warming_up(but=first.pid).pid != first.pid
+    assert started(but=first.pid).pid != first.pid

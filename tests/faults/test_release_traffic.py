@@ -94,7 +94,7 @@ def test_a_release_that_fails_its_requests_is_taken_back(house, config, tiny_lla
 def test_the_fleet_comes_back_with_what_it_served(house, config):
     record, before = local.serve(print, Wish.read()), State.read()
     os.kill(record.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(record.pid)], timeout=120)
+    psutil.wait_procs([psutil.Process(record.pid)], timeout=600)
     assert not supervise.alive(record) and running("served") is None
     again = local.serve(print, Wish.read())
     assert again.address == record.address

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from contents import contents
 
 from infra.services import catalog, local, postgres, profile, seaweed, supervise
 from infra.services.record import Record
@@ -98,7 +99,7 @@ def wait_back(before: Record) -> None:
 
     keeper = Record.read("keeper")
     assert keeper is not None
-    supervise.wait_ready(keeper, back, 120)
+    supervise.wait_ready(keeper, back, 600)
 
 
 def kill(name: str) -> Record:
@@ -176,8 +177,8 @@ def test_no_password_is_where_it_does_not_belong(machine):
     words = [word.encode() for word in (*made, PLANTED)]
     found = {
         str(path)
-        for path in home.rglob("*")  # logs, reports, results, and PostgreSQL's and SeaweedFS's own files
-        if path.is_file() and path.parent.name != "secrets" and any(word in path.read_bytes() for word in words)
+        for path, content in contents(home)  # logs, reports, results, and PostgreSQL's and SeaweedFS's own files
+        if path.parent.name != "secrets" and any(word in content for word in words)
     }
     assert not found
     said = lockstep("status").stdout + lockstep("doctor").stdout

@@ -229,7 +229,7 @@ def test_open_store(s3_settings: pytest.MonkeyPatch, tmp_path: Path):
 def test_whoever_commits_at_the_same_moment_keeps_the_artifact(store: S3Store, tmp_path: Path):
     source = folder(tmp_path / "source", weights=b"x" * 1000, sub__config=b"{}")
     ref = store.put(source, "target", producer="")
-    assert not store.collect(ref, datetime.now(UTC) - timedelta(minutes=1))  # it is younger
+    assert not store.collect(ref, datetime.now(UTC) - timedelta(days=1))  # it is younger
     together = threading.Barrier(2)
 
     def collect(before: datetime) -> bool:

@@ -21,6 +21,8 @@ from infra.transport.sync import sync, verify
 from infra.transport.transports import TRANSPORTS, make_sender
 
 CLOSE = 2e-5
+PATIENT = Reach(stall_s=120)
+"""Where nothing is meant to stall, however slow the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def test_every_transport_brings_all_engines_to_each_version(engines, trainer, ru
 
     async def check():
         async with EngineClient(engines[0].handle()) as one, EngineClient(engines[1].handle()) as two:
-            with make_sender(transport, "float32", Reach(folder=folder)) as sender:
+            with make_sender(transport, "float32", Reach(folder=folder, stall_s=PATIENT.stall_s)) as sender:
                 for version in (1, 2):
                     trainer.step()
                     published = sender.publish(version, trainer.weights().items(), engines=2)
@@ -105,17 +107,17 @@ def test_a_damaged_change_leaves_the_old_weights_and_the_next_version_is_whole(e
     run(check())
 
 
-async def staging(client: EngineClient) -> None:
-    """Returns once the engine works on an update."""
+async def staging(client: EngineClient, update: asyncio.Task) -> None:
+    """Returns once the engine works on the update."""
     while (await client.collective_rpc("weight_transfer_status"))[0]["state"] != "staging":
-        pass
+        assert not update.done(), update.exception()
 
 
 def test_a_trainer_killed_while_it_sends_is_named_and_its_successor_is_followed(engines, trainer, run, tiny_llama):
     code = (
         "import sys, time; from safetensors.torch import load_file\n"
         "from infra.transport.base import Reach; from infra.transport.nccl import NcclSender\n"
-        "sender = NcclSender('float32', Reach(stall_s=5))\n"
+        "sender = NcclSender('float32', Reach(stall_s=120))\n"
         "published = sender.publish(1, load_file(sys.argv[1]).items(), engines=2)\n"
         "print(published.model_dump_json(), flush=True); time.sleep(600)"
     )
@@ -125,12 +127,12 @@ def test_a_trainer_killed_while_it_sends_is_named_and_its_successor_is_followed(
         async with EngineClient(engines[0].handle()) as client:
             before = await engine_logprobs(client)
             updating = asyncio.create_task(sync([client], published))  # the second engine never comes
-            await staging(client)
+            await staging(client, updating)
             process.send_signal(signal.SIGKILL)
             with pytest.raises(SyncError, match=f"{client.handle.url} could not take version 1: the trainer's process"):
                 await updating
             assert await engine_logprobs(client) == before and not await client.is_paused()
-            with NcclSender("float32") as sender:
+            with NcclSender("float32", PATIENT) as sender:
                 await sync([client], sender.publish(1, trainer.weights().items()))
             assert await all_serve([client], trainer)
 
@@ -147,6 +149,7 @@ def test_an_engine_that_does_not_come_is_told_and_the_others_are_served_alone(en
                 published = sender.publish(1, trainer.weights().items(), engines=2)
                 with pytest.raises(SyncError, match="1 of 2 engines joined the broadcast within 5 s"):
                     await sync([client], published)
+                sender.reach = PATIENT
                 await sync([client], sender.offer(1))
             assert await all_serve([client], trainer)
 
@@ -159,13 +162,14 @@ def test_an_engine_killed_while_it_receives_is_named_and_the_other_gets_the_vers
     async def check():
         async with EngineClient(engines[0].handle()) as client, EngineClient(engines[1].handle()) as victim:
             trainer.step()
-            with NcclSender("float32", Reach(stall_s=5)) as sender:
+            with NcclSender("float32", Reach(stall_s=10)) as sender:
                 published = sender.publish(1, trainer.weights().items(), engines=3)  # the third never comes
                 updating = asyncio.create_task(sync([client, victim], published))
-                await staging(victim)
+                await staging(victim, updating)
                 os.kill(engines[1].pid, signal.SIGKILL)
                 with pytest.raises(SyncError, match="(does not answer|answered 5|of 3 engines joined)"):
                     await updating
+                sender.reach = PATIENT
                 await sync([client], sender.offer(1))
             assert await all_serve([client], trainer)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 
+web = httpx.Client(timeout=300, limits=httpx.Limits(max_keepalive_connections=0))
+"""A server with a busy database may take its time, and closes connections that were idle."""
 SCRIPT = Path(__file__).with_name("demo.py")
 
 
@@ -34,9 +36,9 @@ def flow_run(api: str, told: str) -> dict:
 def below(api: str, run: dict) -> list[dict]:
     """The flow runs that `run` called, and the task runs of all."""
     wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [run["id"]]}}}
-    called = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    called = web.post(f"{api}/flow_runs/filter", json=wanted).json()
     ids = [run["id"], *(c["id"] for c in called)]
-    return called + httpx.post(f"{api}/task_runs/filter", json={"flow_runs": {"id": {"any_": ids}}}).json()
+    return called + web.post(f"{api}/task_runs/filter", json={"flow_runs": {"id": {"any_": ids}}}).json()
 
 
 def until(condition: Callable[[], object], patience_s: float = 500.0) -> object:
@@ -49,13 +51,19 @@ def until(condition: Callable[[], object], patience_s: float = 500.0) -> object:
 
 
 def by_id(api: str, flow_run_id: str) -> dict:
-    return httpx.get(f"{api}/flow_runs/{flow_run_id}").json()
+    return web.get(f"{api}/flow_runs/{flow_run_id}").json()
+
+
+def messages(api: str, run: dict) -> list[str]:
+    """Of all states that the run had."""
+    states = web.get(f"{api}/flow_run_states/", params={"flow_run_id": run["id"]}).json()
+    return [state["message"] or "" for state in states]
 
 
 def in_state(api: str, folder: Path, state: str) -> list[dict]:
     """The demo's runs in `folder` whose state is of this type."""
     wanted = {"flows": {"name": {"any_": ["demo"]}}, "flow_runs": {"state": {"type": {"any_": [state]}}}}
-    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    found = web.post(f"{api}/flow_runs/filter", json=wanted).json()
     return [run for run in found if run["parameters"]["config"]["folder"] == str(folder)]
 
 
@@ -68,7 +76,7 @@ def heartbeats(api: str, folder: Path) -> list[dict]:
     """Those of the running run in `folder`."""
     of = [f"prefect.flow-run.{run['id']}" for run in in_state(api, folder, "RUNNING")]
     wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": of}}}
-    return httpx.post(f"{api}/events/filter", json=wanted).json()["events"] if of else []
+    return web.post(f"{api}/events/filter", json=wanted).json()["events"] if of else []
 
 
 def call(environment: dict[str, str], script: str) -> str:

@@ -1,6 +1,5 @@
 """The whole loop on tiny models of two families, through a real Prefect server, MLflow, Ray and vLLM."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pandas as pd
 import psutil
 import pytest
 import yaml
+from contents import contents
+from demo_runs import web
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 PHASES = ["rl", "drafter", "quantize", "release"]
@@ -74,29 +74,22 @@ def test_no_secret_of_the_environment_is_kept_anywhere_and_none_becomes_a_settin
     said += [lockstep(*command) for command in (["status"], ["doctor"], ["report"], ["lineage", "tiny"])]
     assert not [done.args for done in said if planted in done.stdout + done.stderr]
 
-    files = [path for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
+    files = {path: planted.encode() in content for path, content in contents(home)}
     parts = {path.relative_to(home).parts[0] for path in files}  # all that is kept, and so all that is looked through
     assert parts >= {"logs", "results", "runs", "prefect", "mlflow", "artifacts"}
-    assert not [path for path in files if planted.encode() in content(path)]
+    assert not [path for path, found in files.items() if found]
     packed = [path for path in files if path.suffix == ".parquet"]
     assert packed and not [path for path in packed if planted in pd.read_parquet(path).to_csv()]
-
-
-def content(path: Path) -> bytes:
-    """What is in the file, nothing once it is gone: services write and remove while they are looked at."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes()
-    return b""
 
 
 def test_people_find_the_loop_in_prefect_and_mlflow(trip, services, prefect_api):
     wanted = {"flow_runs": {"name": {"any_": [_flow_run(prefect_api, trip)["name"]]}}}
     keys = ["loop", "report", "rl-steps", "gates", "quant"]  # by name: the server lists 200 artifacts at most
-    kept = httpx.post(f"{prefect_api}/artifacts/latest/filter", json={"artifacts": {"key": {"any_": keys}}}).json()
+    kept = web.post(f"{prefect_api}/artifacts/latest/filter", json={"artifacts": {"key": {"any_": keys}}}).json()
     assert {artifact["key"] for artifact in kept} == set(keys)
-    assert httpx.post(f"{prefect_api}/flow_runs/filter", json=wanted).json()[0]["state_type"] == "COMPLETED"
+    assert web.post(f"{prefect_api}/flow_runs/filter", json=wanted).json()[0]["state_type"] == "COMPLETED"
     mlflow, run_id = trip["addresses"]["mlflow"].split("/#/")[0], trip["addresses"]["mlflow"].rsplit("/", 1)[1]
-    files = httpx.get(f"{mlflow}/api/2.0/mlflow/artifacts/list", params={"run_id": run_id, "path": "report"}).json()
+    files = web.get(f"{mlflow}/api/2.0/mlflow/artifacts/list", params={"run_id": run_id, "path": "report"}).json()
     assert {Path(f["path"]).name for f in files["files"]} >= {"index.html", "summary.md", "summary.json"}
 
 
@@ -126,7 +119,7 @@ def test_the_review_answers_its_questions_from_what_the_loop_measured(trip, serv
     assert found["automation"]["because"].endswith("a person had started it")
     assert {fact["source"].split(":")[0] for fact in found["rollouts"]["facts"]} == {"tiny/2"}
     keys = {"artifacts": {"key": {"any_": ["review", "review-answers", "review-page"]}}}
-    assert len(httpx.post(f"{prefect_api}/artifacts/latest/filter", json=keys).json()) == 3
+    assert len(web.post(f"{prefect_api}/artifacts/latest/filter", json=keys).json()) == 3
 
 
 def test_a_gate_refuses_with_exit_code_3_and_says_which_figure_fell_short(trip, lockstep):
@@ -153,7 +146,7 @@ def test_a_fleet_serves_the_champion_and_a_release_takes_over_in_it(trip, servic
     released = json.loads(ok(lockstep("release", *quick, "--local", "--json")))
     assert released["address"] == address and released["release"] != champion
     asked = {"model": "tiny", "prompt": "Hello", "max_tokens": 3}
-    answer = httpx.post(f"{address}/v1/completions", json=asked)
+    answer = web.post(f"{address}/v1/completions", json=asked)
     parts = [released[part] for part in ("target", "drafter", "quant") if released[part]]
     assert answer.status_code == 200 and answer.headers["x-lockstep-serves"].split() == parts
     serving = json.loads(ok(lockstep("status", "--json")))["serving"]
@@ -166,7 +159,7 @@ def test_a_fleet_serves_the_champion_and_a_release_takes_over_in_it(trip, servic
     assert weights == {released["release"].replace("/", "-"): 80, champion.replace("/", "-"): 20}
     back = json.loads(ok(lockstep("rollback", "--name", "tiny", "--json")))
     assert back == {"champion": champion, "before": released["release"]}
-    assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 200
+    assert web.post(f"{address}/v1/completions", json=asked).status_code == 200
     assert "the fleet has ended" in lockstep("serve", "--stop").stderr
 
 
@@ -190,15 +183,16 @@ def test_a_loop_killed_again_and_again_continues_and_no_dead_run_stays_running(s
         children = [c for c in psutil.Process(process.pid).children(recursive=True) if not left_to_ray(c)]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        _, alive = psutil.wait_procs(children, timeout=120)
+        _, alive = psutil.wait_procs(children, timeout=600)
         assert not alive, f"left behind after a kill at {mark!r}: {alive}"
     told = ok(lockstep("loop", *QWEN3, "--local"))
     summary = json.loads(ok(lockstep("report", "--json")))
     assert summary["verdict"] == "released", told
-    assert [p for p in PHASES if summary["phases"][p]["cached"]] == PHASES[:2]
+    # the third kill came in the third phase, or just after it
+    assert [p for p in PHASES if summary["phases"][p]["cached"]] in (PHASES[:2], PHASES[:3])
     assert summary["versions"]["target"] == 2  # each kill continued the same trip: nothing was registered twice
     wanted = {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
-    running = httpx.post(f"{prefect_api}/flow_runs/filter", json=wanted).json()
+    running = web.post(f"{prefect_api}/flow_runs/filter", json=wanted).json()
     assert not [run for run in running if "tiny-qwen3" in json.dumps(run["parameters"])]
 
 
@@ -233,4 +227,4 @@ def left_to_ray(process: psutil.Process) -> bool:
 
 
 def _flow_run(api: str, trip: dict) -> dict:
-    return httpx.get(f"{api}/flow_runs/{trip['addresses']['prefect'].rsplit('/', 1)[1]}").json()
+    return web.get(f"{api}/flow_runs/{trip['addresses']['prefect'].rsplit('/', 1)[1]}").json()

@@ -14,12 +14,24 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-import httpx
 import pytest
-from demo_runs import at_the_gate, automations, below, by_id, call, demo, flow_run, heartbeats, paused, until
+from demo_runs import (
+    at_the_gate,
+    automations,
+    below,
+    by_id,
+    call,
+    demo,
+    flow_run,
+    heartbeats,
+    messages,
+    paused,
+    until,
+    web,
+)
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
-LIVES = "its process lives"
+LIVES, GONE = "its process lives", "its process is gone"
 BLOCK = """
 import os
 from infra.services.automations import notify
@@ -63,7 +75,8 @@ def test_a_killed_run_is_marked_crashed_and_continues_with_its_finished_phase(
     about_to_go_on["state_details"] = {"scheduled_time": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
     set_state(prefect_api, flow_run(prefect_api, told), about_to_go_on, force=True)
     assert call(deployed, "from infra.services.crashes import settle; print(settle())") == "[]\n"
-    assert flow_run(prefect_api, told)["state_type"] == "SCHEDULED"
+    # others may report the crash late, but it was not settled
+    assert not [said for said in messages(prefect_api, flow_run(prefect_api, told)) if GONE in said]
     set_state(prefect_api, flow_run(prefect_api, told), {"type": "RUNNING"}, force=True)
 
     again = demo(deployed, folder, *mode)
@@ -83,12 +96,12 @@ def test_a_killed_run_is_marked_crashed_and_continues_with_its_finished_phase(
 
 def test_what_a_dead_worker_had_taken_and_not_begun_is_begun_by_the_next(deployed, prefect_api, lockstep, tmp_path):
     worker = json.loads((Path(deployed["LOCKSTEP_HOME"]) / "services/worker.json").read_text())
-    deployment = httpx.get(f"{prefect_api}/deployments/name/demo/demo").json()
+    deployment = web.get(f"{prefect_api}/deployments/name/demo/demo").json()
     taken = {
         "state": {"type": "PENDING", "name": "Submitting"},
         "parameters": {"config": {"target": {"name": "demo"}, "folder": str(tmp_path)}},
     }
-    run = httpx.post(f"{prefect_api}/deployments/{deployment['id']}/create_flow_run", json=taken).json()
+    run = web.post(f"{prefect_api}/deployments/{deployment['id']}/create_flow_run", json=taken).json()
     os.kill(worker["pid"], signal.SIGKILL)
     up = lockstep("up")
     assert up.returncode == 0, up.stderr
@@ -139,9 +152,14 @@ def test_a_run_killed_while_it_waited_for_a_person_is_retried_in_the_ui_and_asks
     until(lambda: paused(prefect_api, tmp_path))
     os.kill(int((tmp_path / "second.pid").read_text()), signal.SIGKILL)
     _, told = victim.communicate()
-    dead = until(lambda: (run := flow_run(prefect_api, told))["state_type"] == "CRASHED" and run)
-    set_state(prefect_api, dead, {"type": "SCHEDULED", "name": "AwaitingRetry"}, force=True)  # what the button sends
-    waiting = until(lambda: paused(prefect_api, tmp_path))
+
+    def press_retry() -> None:
+        """The button, again where a late report of the same crash took it back."""
+        if (dead := flow_run(prefect_api, told))["state_type"] == "CRASHED":
+            set_state(prefect_api, dead, {"type": "SCHEDULED", "name": "AwaitingRetry"}, force=True)
+
+    until(lambda: flow_run(prefect_api, told)["state_type"] == "CRASHED")
+    waiting = until(lambda: paused(prefect_api, tmp_path) or press_retry())
     word = [LOCKSTEP, "approve", waiting["name"], "--name", "Ann", "--reason", "it pays"]
     approved = subprocess.run(word, env=deployed, capture_output=True, text=True)
     assert approved.returncode == 0, approved.stderr
@@ -170,7 +188,7 @@ def test_what_a_person_says_while_the_process_is_gone_counts(deployed, prefect_a
     os.kill(victim.pid, signal.SIGKILL)
     victim.communicate()
     word = {"run_input": {"decision": "reject", "name": "Bob", "reason": "too slow"}}
-    httpx.post(f"{prefect_api}/flow_runs/{waiting['id']}/resume", json=word).raise_for_status()
+    web.post(f"{prefect_api}/flow_runs/{waiting['id']}/resume", json=word).raise_for_status()
     again = demo(deployed, tmp_path, "--local")
     assert again.communicate()[0]
     assert (tmp_path / "said").read_text() == "rejected by Bob: too slow"
@@ -180,7 +198,7 @@ def test_what_a_person_says_while_the_process_is_gone_counts(deployed, prefect_a
 def set_state(api: str, run: dict, state: dict, force: bool) -> None:
     """Ask for a state as others than the run's own process do."""
     wanted = {"state": state, "force": force}
-    done = httpx.post(f"{api}/flow_runs/{run['id']}/set_state", json=wanted)
+    done = web.post(f"{api}/flow_runs/{run['id']}/set_state", json=wanted)
     assert done.json()["status"] == "ACCEPT", done.text
 
 
@@ -221,7 +239,7 @@ def test_a_crash_is_told_to_whom_it_concerns_and_the_run_goes_on_by_itself(deplo
             os.kill(pid, signal.SIGKILL)
         _, said = victim.communicate()  # who follows the run may find it going on again, or crashed
         done = until(lambda: (run := flow_run(prefect_api, said))["state_type"] == "COMPLETED" and run)
-        assert done["run_count"] == 2
+        assert done["run_count"] >= 2  # a late report of the crash that is taken back counts too
         assert len((folder / "first.calls").read_text().split()) == 1
         automations(deployed, "resume_crashed(False)")
         told_of(done["name"], posted, lambda: set_state(prefect_api, done, {"type": "CRASHED"}, force=True))
@@ -244,7 +262,7 @@ def test_a_late_report_of_a_crash_is_taken_back_and_a_second_process_leaves_the_
         until(lambda: (now := by_id(prefect_api, run["id"])["state"])["type"] == "RUNNING" and LIVES in now["message"])
         again = [sys.executable, "-m", "prefect", "flow-run", "execute", run["id"]]  # as the worker does
         second = subprocess.run(
-            again, env=deployed | {"PREFECT_API_URL": prefect_api}, capture_output=True, text=True, timeout=240
+            again, env=deployed | {"PREFECT_API_URL": prefect_api}, capture_output=True, text=True, timeout=900
         )
         assert second.returncode == 0, second.stderr
         assert by_id(prefect_api, run["id"])["state_type"] == "RUNNING"
@@ -257,7 +275,7 @@ def test_a_late_report_of_a_crash_is_taken_back_and_a_second_process_leaves_the_
 def running(api: str, folder: Path) -> dict | None:
     """The demo in `folder`, while it runs."""
     wanted = {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}, "flows": {"name": {"any_": ["demo"]}}}
-    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    found = web.post(f"{api}/flow_runs/filter", json=wanted).json()
     return next((run for run in found if run["parameters"]["config"]["folder"] == str(folder)), None)
 
 
@@ -265,7 +283,7 @@ def event_happens(api: str, event: str, about: str) -> None:
     news = {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat(), "event": event}
     resource = {"prefect.resource.id": about, "prefect.resource.name": about}
     payload = {"reason": "acceptance fell", "lost": 0.4}
-    httpx.post(f"{api}/events", json=[news | {"resource": resource, "payload": payload}]).raise_for_status()
+    web.post(f"{api}/events", json=[news | {"resource": resource, "payload": payload}]).raise_for_status()
 
 
 def test_a_notification_block_is_told_in_words_of_a_failure_drift_and_a_refusal_until_nobody_is(
@@ -294,7 +312,7 @@ def test_a_notification_block_is_told_in_words_of_a_failure_drift_and_a_refusal_
     assert why["d/1: lockstep.drafter.drifted"].split("\n")[:2] == ["reason: acceptance fell", "lost: 0.4"]
 
     call(deployed, "from infra.services.automations import tell_nobody; tell_nobody()")
-    left = httpx.post(f"{prefect_api}/automations/filter", json={}).json()
+    left = web.post(f"{prefect_api}/automations/filter", json={}).json()
     assert not [automation["name"] for automation in left if "tell of" in automation["name"]]
 
 

@@ -23,7 +23,7 @@ def dump(page, tmp_path, *flags: str) -> str:
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
                "--disable-background-networking", "--disable-component-update",
                f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def test_figures_are_drawn_and_the_browser_of_rollouts_runs(page, tmp_path):

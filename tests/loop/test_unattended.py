@@ -4,9 +4,8 @@ import json
 import subprocess
 import sys
 
-import httpx
 import pytest
-from demo_runs import until
+from demo_runs import until, web
 
 SETTINGS = ["--preset", "tiny", "--set", "target.name=alone", "--set", "release.approval=person"]
 # what `lockstep register` does with a model that was made elsewhere
@@ -43,7 +42,7 @@ def test_a_registered_target_becomes_a_release_that_a_person_approved(automated,
     word = {"decision": "approve", "name": "Ann", "reason": "acceptance is up"}
     resume = f"{prefect_api}/flow_runs/{waiting[0]['id']}/resume"
     # a run is paused a moment before its form is there, and a person is slower than this
-    until(lambda: httpx.post(resume, json={"run_input": word}).json().get("status") == "ACCEPT")
+    until(lambda: web.post(resume, json={"run_input": word}).json().get("status") == "ACCEPT")
     unfinished = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED")
     until(lambda: not _runs(prefect_api, "release", *unfinished) or _bad(prefect_api))
     assert not _bad(prefect_api)
@@ -75,12 +74,12 @@ def _runs(api: str, flow: str, *states: str) -> list[dict]:
     wanted = {"flows": {"name": {"any_": [flow]}}}
     if states:
         wanted["flow_runs"] = {"state": {"type": {"any_": list(states)}}}
-    found = httpx.post(f"{api}/flow_runs/filter", json=wanted).json()
+    found = web.post(f"{api}/flow_runs/filter", json=wanted).json()
     return [run for run in found if _is_ours(run)]
 
 
 def _bad(api: str) -> list[dict]:
-    found = httpx.post(
+    found = web.post(
         f"{api}/flow_runs/filter", json={"flow_runs": {"state": {"type": {"any_": ["FAILED", "CRASHED"]}}}}
     )
     return [run for run in found.json() if _is_ours(run)]
@@ -92,4 +91,4 @@ def _is_ours(run: dict) -> bool:
 
 def _events(api: str) -> list[dict]:
     wanted = {"event": {"prefix": ["lockstep."]}, "resource": {"labels": {"lockstep.name": ["alone"]}}}
-    return httpx.post(f"{api}/events/filter", json={"filter": wanted}).json()["events"]
+    return web.post(f"{api}/events/filter", json={"filter": wanted}).json()["events"]

@@ -210,7 +210,7 @@ def test_processes_that_register_at_once(tmp_path: Path):
     for p in processes:
         p.stdin.write("go\n")
         p.stdin.flush()
-    printed = [p.communicate(timeout=400)[0].strip() for p in processes]
+    printed = [p.communicate(timeout=1100)[0].strip() for p in processes]
     assert [p.returncode for p in processes] == [0, 0, 0]
     lineage = Lineage(uri)
     (target,) = lineage.versions("race")

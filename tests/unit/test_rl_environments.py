@@ -127,17 +127,28 @@ def test_the_last_number_of_an_answer_can_be_what_counts():
 
 def test_a_scorer_that_misbehaves_costs_its_own_answer(tmp_path):
     async def scores():
-        async with ScorerPool([jsonl(tmp_path)], 0, processes=2, timeout_s=5.0) as pool:
-            answers = ["fine", "hang", "raise", "die", "too much", "fine", "fine"]
+        async with ScorerPool([jsonl(tmp_path)], 0, processes=2, timeout_s=600) as pool:
+            answers = ["fine", "raise", "die", "too much", "fine", "fine"]
             return await asyncio.gather(*(pool.score("jsonl", 0, answer) for answer in answers))
 
-    fine, hang, error, died, bounds, *later = asyncio.run(scores())
+    fine, error, died, bounds, *later = asyncio.run(scores())
     assert [s.reward for s in (fine, *later)] == [1.0] * 3
-    assert [s.reward for s in (hang, error, died, bounds)] == [None] * 4
-    assert hang.error == "no score within 5 s"
+    assert [s.reward for s in (error, died, bounds)] == [None] * 3
     assert "KeyError" in error.error
     assert died.error == "the scorer's process died"
     assert "must lie in [0, 1], not 2.0" in bounds.error
+
+
+def test_a_scorer_that_hangs_is_killed_and_another_takes_its_place(tmp_path):
+    async def scores():
+        async with ScorerPool([jsonl(tmp_path)], 0, processes=1, timeout_s=0.5, give_up_after=1000) as pool:
+            hung = await pool.score("jsonl", 0, "hang")
+            while (await pool.score("jsonl", 0, "fine")).reward != 1.0:
+                pass  # this machine may be too slow for half a second
+            return hung
+
+    hung = asyncio.run(scores())
+    assert (hung.reward, hung.error) == (None, "no score within 0.5 s")
 
 
 def test_a_scorer_that_never_works_stops_the_run(tmp_path):

@@ -120,7 +120,7 @@ def test_many_claimers_at_once_get_a_run_each():
     processes = [context.Process(target=claim_once, args=(barrier, keys)) for _ in range(6)]
     for process in processes:
         process.start()
-    claimed = [keys.get(timeout=60) for _ in processes]
+    claimed = [keys.get(timeout=600) for _ in processes]
     for process in processes:
         process.join()
     assert len(set(claimed)) == 6
