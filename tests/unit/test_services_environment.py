@@ -52,7 +52,7 @@ def test_the_worker_hands_its_runs_the_users_choice_of_mlflow_and_no_other(fresh
     environment.apply()
     wanted = catalog.service("worker", "local")
     record = supervise.start("worker", ["env"], env=wanted.env)
-    os.waitpid(record.pid, 0)
+    supervise.wait_ready(record, lambda: not supervise.alive(record), 600)
     told = dict(line.split("=", 1) for line in record.log.read_text().splitlines() if "=" in line)
     assert told.get("MLFLOW_TRACKING_URI") == users
 
