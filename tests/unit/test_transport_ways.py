@@ -263,7 +263,7 @@ def test_an_engine_that_waits_for_others_lets_go_when_it_is_told():
 
 def test_a_broadcast_that_does_not_come_back_is_left_alone_and_the_next_version_arrives():
     source, release = NcclSource(CPU), threading.Event()
-    with NcclSender("float32", Reach(stall_s=1)) as sender:
+    with NcclSender("float32", Reach(stall_s=5)) as sender:
         take(source, sender.publish(1, weights().items()))
         sender._sending = stuck = _Sending()  # as where an engine dies while NCCL connects it
         stuck.met.set()
