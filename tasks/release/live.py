@@ -13,7 +13,7 @@ from infra.serving.state import SIDE_HEADER, Triple
 from tasks.evaluate.evidence import row
 
 PROBES_AT_ONCE = 4
-COUNTED_S = 30.0  # the fleet reads its replicas' counters every second, later when the machine is busy
+COUNTED_S = 120.0  # the fleet reads its replicas' counters every second, later when the machine is busy
 POLL_S = 0.2
 
 
