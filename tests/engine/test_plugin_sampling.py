@@ -178,7 +178,8 @@ def test_speculation_samples_from_the_targets_distribution(engine, models, promp
     tokens = sample(engine(spec(models, method, draft_sampling)).handle(), prompt, **setting)
     assert min(p_values(tokens, exact(models[0], prompt, **setting))) > REJECTED
 
-    wrong = setting | {"temperature": setting["temperature"] * 1.25}
+    # so wrong that as many samples tell it every time: by a quarter, one top_k run in a hundred could not
+    wrong = setting | {"temperature": setting["temperature"] * 1.5}
     assert min(p_values(tokens, exact(models[0], prompt, **wrong))) < REJECTED, (
         "the test cannot tell a wrong temperature"
     )
