@@ -21,7 +21,7 @@ from tasks.drafter.states import Sequence as CapturedSequence
 
 SPARE_BYTES = 2**28  # of the disk, for everything else that writes to it
 BATCH_BYTES = 2**28  # of states, that are read by the engine together
-AHEAD = 3  # batches on their way: the engine reads one, the next wait behind it, one is being stored
+AHEAD = 4  # batches on their way: the engine reads one, the next wait behind it, one is being taken
 TAKERS = 8  # threads that take the engine's files
 
 
@@ -58,6 +58,7 @@ async def capture(
 
     Those that the writer has are passed over, so an interrupted capture goes on where its last shard ended. It stops
     short, and says so by its result, before the states on disk would exceed `budget_bytes`.
+    Shards go on being written afterwards, until the writer closes them.
     concurrency: requests in flight. on_progress: called with (sequences done, of all).
     Raises CaptureError when the disk has less room than the states need, at the start or later on, or the budget holds
     none; what was captured stays.
@@ -138,7 +139,6 @@ def _store(writer: StatesWriter, batch: Sequence[Answered], paths: Sequence[Path
     with ThreadPoolExecutor(TAKERS) as takers:
         for captured in takers.map(_take, batch, paths):
             writer.add(captured)
-    writer.close_shard()
 
 
 def _take(answered: Answered, path: Path) -> Captured:

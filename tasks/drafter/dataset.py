@@ -13,13 +13,16 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infra.config.drafter import DrafterConfig
 from tasks.drafter.states import Captured, Sequence
+
+if TYPE_CHECKING:
+    from tasks.drafter.ttt import Plan
 
 
 class DatasetError(ValueError):
@@ -31,7 +34,8 @@ class Rows:
     """Training rows of one sequence, or of several packed ones.
 
     hidden: [rows, aux_layers * hidden_size]; input_ids, next_ids (x[p+2]), position_ids, document_ids: [rows] int64;
-    target: [rows, hidden_size], before the target's final norm; loss_mask: [rows] bool.
+    target: [rows, hidden_size], before the target's final norm; loss_mask: [rows] bool. plan: `ttt.Plan`, where what
+    the loss computes has been looked up before.
     """
 
     hidden: torch.Tensor
@@ -41,6 +45,7 @@ class Rows:
     loss_mask: torch.Tensor
     position_ids: torch.Tensor
     document_ids: torch.Tensor
+    plan: "Plan | None" = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -48,16 +53,21 @@ class Rows:
     @property
     def trained(self) -> int:
         """Rows that the loss reads."""
-        return int(self.loss_mask.sum())
+        return len(self.plan.trained) if self.plan else int(self.loss_mask.sum())
 
     def idle(self) -> "Rows":
         """The same rows, of which the loss reads none."""
-        return replace(self, loss_mask=torch.zeros_like(self.loss_mask))
+        return replace(self, loss_mask=torch.zeros_like(self.loss_mask), plan=None)
 
     def to(self, device: str) -> "Rows":
-        """The same rows on `device`, states in float32, whatever the engine computed in: moving is cheaper before."""
-        moved = {name: tensor.to(device) for name, tensor in vars(self).items()}
-        return Rows(**{name: t.float() if t.is_floating_point() else t for name, t in moved.items()})
+        """The same rows on `device`, without waiting for them where they are pinned; states in float32, whatever the
+        engine computed in: moving is cheaper before."""
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS}
+        states = {name: moved[name].float() for name in ("hidden", "target")}
+        return Rows(**moved | states, plan=self.plan and self.plan.to(device))
+
+
+TENSORS = tuple(each.name for each in fields(Rows) if each.name != "plan")
 
 
 def rows(captured: Captured, max_rows: int, ttt_steps: int = 1) -> Rows:
@@ -77,7 +87,7 @@ def rows(captured: Captured, max_rows: int, ttt_steps: int = 1) -> Rows:
     count = min(sequence.num_states - 1, max_rows)
     positions = torch.arange(count)
     return Rows(
-        hidden=captured.states[:count, :-1].flatten(1),
+        hidden=captured.states.flatten(1)[:count, : -captured.states.shape[2]],  # as a view
         input_ids=token_ids[1 : count + 1],
         next_ids=token_ids[2 : count + 2],
         target=captured.states[1 : count + 1, -1],
@@ -95,14 +105,21 @@ def loss_mask(sequence: Sequence) -> torch.Tensor:
     return mask
 
 
-def pack(sequences: List[Rows]) -> Rows:
-    """Several sequences as one; their rows are told apart by `document_ids`."""
-    joined = {
-        name: torch.cat([getattr(s, name) for s in sequences])
-        for name in ("hidden", "input_ids", "next_ids", "target", "loss_mask", "position_ids")
-    }
+def pack(sequences: List[Rows], pinned: bool = False) -> Rows:
+    """Several sequences as one; their rows are told apart by `document_ids`. pinned: in memory that a GPU reads by
+    itself."""
+    names = (name for name in TENSORS if name != "document_ids")
+    joined = {name: _joined([getattr(s, name) for s in sequences], pinned) for name in names}
     lengths = torch.tensor([len(s) for s in sequences])
-    return Rows(**joined, document_ids=torch.repeat_interleave(torch.arange(len(sequences)), lengths))
+    numbers = torch.repeat_interleave(torch.arange(len(sequences)), lengths)
+    return Rows(**joined, document_ids=numbers.pin_memory() if pinned else numbers)
+
+
+def _joined(parts: list[torch.Tensor], pinned: bool) -> torch.Tensor:
+    if not pinned:
+        return torch.cat(parts)
+    whole = torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(parts, out=whole)
 
 
 def schedule(

@@ -40,6 +40,10 @@ class Batch:
         """The same sequences, of which the loss reads nothing."""
         return replace(self, labels=torch.full_like(self.labels, -100))
 
+    def to(self, device: str) -> "Batch":
+        """The same on `device`."""
+        return Batch(self.input_ids.to(device), self.labels.to(device))
+
 
 class DraftModelTrainer(TrainingLoop):
     """Trains one draft model.
@@ -89,7 +93,7 @@ class DraftModelTrainer(TrainingLoop):
 
     def loss(self, batch: Batch, trained: int) -> torch.Tensor:
         """Cross-entropy of the generated tokens: distillation on the teacher's sequences (Kim and Rush 2016)."""
-        return self.compute(_cross_entropy, batch.input_ids.to(self.device), batch.labels.to(self.device), trained)
+        return self.compute(_cross_entropy, batch.input_ids, batch.labels, trained)
 
     def walk(self, sequences: List[Answered]) -> Walk:
         """`acceptance` of some answers."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,17 +18,11 @@ from infra.config.drafter import DrafterConfig
 from tasks.drafter.curve import Curve
 from tasks.drafter.sharded import Sharded, share
 from tasks.drafter.sources import ROLLOUTS
+from tasks.drafter.staging import Ready, Staging, Step, Told
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import WHOLE
 
 GAIN = 0.005  # of acceptance length: less than that is no improvement
-
-
-class Ready(NamedTuple):
-    """A rank's part of a pack: its batch, and how many rows of it count."""
-
-    batch: Any
-    rows: int
 
 
 class TrainingLoop(ABC):
@@ -53,6 +47,7 @@ class TrainingLoop(ABC):
         self.sharded = Sharded(self.model, self.ranks, self.device) if self.ranks.world > 1 else None
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=self.config.lr, weight_decay=0.0, fused=True)
+        self.staging = Staging(self.device)
         self.curve = Curve()
         self.tokens = 0
         self.best: dict[str, torch.Tensor] = {}
@@ -60,7 +55,7 @@ class TrainingLoop(ABC):
     @abstractmethod
     def batch(self, chosen: Sequence[int]) -> Any:
         """The training sequences with these numbers; its length is the number of rows. `trained`: those that the loss
-        reads; `idle()`: the same batch without any of these."""
+        reads; `idle()`: the same batch without any of these; `to(device)`: the same there."""
 
     @abstractmethod
     def loss(self, batch: Any, trained: int) -> torch.Tensor:
@@ -111,17 +106,19 @@ class TrainingLoop(ABC):
         if not self.curve.step:
             self._look(0)
         coming = islice(self.packs, max(0, min(count, steps - self.steps)))
+        begun: deque[Step] = deque()
         for step, ready in enumerate(self.ahead(coming), self.steps + 1):
             if self.finished:
                 break
             lr = self.learning_rate(step)
-            loss, grad_norm = self.learn(ready, lr)
-            if not math.isfinite(loss):
-                raise FloatingPointError(f"loss of drafter step {step} is {loss}: lower drafter.lr ({self.config.lr})")
-            if step == steps or step % max(1, steps // self.config.held_out_looks) == 0:
-                self._look(step, loss=loss, lr=lr, grad_norm=grad_norm)
-            else:
-                self.curve.add(step, loss=loss, lr=lr, grad_norm=grad_norm)
+            begun.append(Step(step, lr, self.learn(ready, lr)))
+            looked_at = step == steps or step % max(1, steps // self.config.held_out_looks) == 0
+            while len(begun) > 1:  # a step is launched before the loss of the last one is read
+                self._enter(begun.popleft())
+            if looked_at:
+                self._enter(begun.popleft(), looked_at=True)
+        for left in begun:
+            self._enter(left)
         if self.finished:
             self._restore(self.best)
 
@@ -140,7 +137,7 @@ class TrainingLoop(ABC):
 
     def step(self, pack: Sequence[int], lr: float) -> tuple[float, float]:
         """One optimizer step on the sequences of `pack`; (loss, gradient norm before clipping)."""
-        return self.learn(self._ready(pack), lr)
+        return self._read(self.learn(self._ready(pack), lr))
 
     def ahead(self, packs: Iterator[Sequence[int]]) -> Iterator[Ready]:
         """What `learn` takes of each pack, made while the one before is learned from."""
@@ -157,15 +154,16 @@ class TrainingLoop(ABC):
         mine = share([len(self.sequence(self.train[i]).token_ids) for i in pack], self.ranks)
         if mine:
             batch = self.batch([pack[i] for i in mine])
-            return Ready(batch, len(batch))
-        return Ready(self.batch(pack[:1]).idle(), 0)  # without work, it goes through the motions: it holds weights
+            return Ready(self.staging(batch), len(batch), batch.trained)
+        # Without work, it goes through the motions: it holds weights.
+        return Ready(self.staging(self.batch(pack[:1]).idle()), 0, 0)
 
-    def learn(self, ready: Ready, lr: float) -> tuple[float, float]:
-        """As `step`, on this rank's part of a pack."""
+    def learn(self, ready: Ready, lr: float) -> Told:
+        """As `step`, on this rank's part of a pack; what it returns is not waited for."""
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        rows, trained = self.ranks.sum([ready.rows, ready.batch.trained])
+        rows, trained = self.ranks.sum([ready.rows, ready.trained])
         with self._precision():
             loss = self.loss(ready.batch, max(1, round(trained)))
         (loss * self.ranks.world).backward()  # gradients of parts are means over ranks
@@ -173,7 +171,12 @@ class TrainingLoop(ABC):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.tokens += round(rows)
-        return self.ranks.sum([loss.item()])[0], norm.item()
+        return Told.of(loss, norm)
+
+    def _read(self, told: Told) -> tuple[float, float]:
+        """(loss of the whole pack, gradient norm) of a step on all ranks."""
+        loss, norm = told.read()
+        return self.ranks.sum([loss])[0], norm
 
     def compute(self, of: Callable[..., Any], *args: Any) -> Any:
         """`of(model, *args)`. A collective call, but for within `whole_weights`."""
@@ -256,6 +259,18 @@ class TrainingLoop(ABC):
         self.best = self._spread(state["best"])
         for _ in islice(self.packs, self.steps):
             pass
+
+    def _enter(self, step: Step, looked_at: bool = False) -> None:
+        """Keep what a step came to."""
+        loss, norm = self._read(step.told)
+        if not math.isfinite(loss):
+            given = self.config.lr
+            raise FloatingPointError(f"loss of drafter step {step.number} is {loss}: lower drafter.lr ({given})")
+        entry = dict(loss=loss, lr=step.lr, grad_norm=norm)
+        if looked_at:
+            self._look(step.number, **entry)
+        else:
+            self.curve.add(step.number, **entry)
 
     def _look(self, step: int, **entry: float) -> None:
         before, now = self.curve.looks(), self.acceptance().length

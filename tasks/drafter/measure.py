@@ -34,7 +34,7 @@ class DrafterOptions(Section):
     """Prompts of each domain of `drafter.traffic` whose answers are learned from; sources that need a run are left
     out."""
     steps: int = Field(30, ge=3)
-    """Training steps of each trainer; the first two are not timed."""
+    """Training steps of each trainer; the first tenth, two at least, is not timed."""
     served: bool = False
     """Serve the head trained here and the one that speculators trained, on `drafter.eval_prompts` other prompts of each
     domain."""

@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from statistics import median
 
 from infra.config.drafter import DrafterConfig
 
-UNTIMED = 2  # first steps: memory is allocated, code compiled
+UNTIMED = 0.1
+"""Of the steps, the first, and two at least: memory is allocated, code compiled, kernels chosen."""
 HERE, THEIRS, THEIRS_FROM_HERE = "training", "training by speculators", "training by speculators from the start here"
 
 
 @dataclass(frozen=True)
 class Learned:
-    """tokens_per_second: rows a second, median of the timed steps, loading included. tokens: of all steps. acceptance:
+    """tokens_per_second: rows a second of the timed steps, loading included. tokens: of all steps. acceptance:
     length on the held-out answers after the last step. head: folder in which it was written. served: acceptance length
     that an engine gives, where it was served, in `drafts` target passes."""
 
@@ -72,7 +72,8 @@ def compare(
     share = sum(trained[i] for pack in packs for i in pack) / sum(sizes)
 
     def learned(trainer: HeadTrainer, seconds: list[float], name: str) -> Learned:
-        speed = median(size / took for size, took in zip(sizes[UNTIMED:], seconds[UNTIMED:], strict=True))
+        first = max(2, round(UNTIMED * len(sizes)))
+        speed = sum(sizes[first:]) / sum(seconds[first:])
         head = folder / f"head {name}"
         trainer.write(head, tokenizer_digest(target), dtype)
         return Learned(speed, sum(sizes), trainer.acceptance().length, head)
@@ -90,11 +91,16 @@ def compare(
 
 
 def _steps(trainer) -> list[float]:
-    seconds, begun = [], time.monotonic()
+    seconds, begun, last = [], time.monotonic(), None
     for step, ready in enumerate(trainer.ahead(trainer.packs), 1):
-        trainer.learn(ready, trainer.learning_rate(step))
+        now = trainer.learn(ready, trainer.learning_rate(step))
+        if last is not None:
+            last.read()  # one step behind, as in training
+        last = now
         seconds.append(time.monotonic() - begun)
         begun = time.monotonic()
+    last.read()
+    seconds[-1] += time.monotonic() - begun
     return seconds
 
 

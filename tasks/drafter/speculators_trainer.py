@@ -62,6 +62,9 @@ def train(
         trainer = OnThisDevice(model, settings, loader)
         stamps[0] = time.monotonic()
         trainer.train_epoch(0, step_callback=lambda: stamps.append(time.monotonic()))
+        if on_gpu:  # which may still be at the last steps
+            torch.cuda.synchronize()
+            stamps[-1] = time.monotonic()
     return [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
 
 

@@ -1,17 +1,19 @@
 """Training of an EAGLE-3 head on captured states, with speculators' model and losses."""
 
 from collections.abc import Sequence as List
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from infra.cluster.ranks import Ranks, whole
 from infra.config.drafter import DrafterConfig
-from tasks.drafter import heads, ttt
+from tasks.drafter import attention, heads, ttt
 from tasks.drafter.dataset import Rows, answer_counts, draft_vocab, pack, packs, require_learnable, rows, split
 from tasks.drafter.export import DrafterCard, export
 from tasks.drafter.loop import TrainingLoop
 from tasks.drafter.states import Captured, Sequence, read_index, read_states
+from tasks.drafter.ttt import plan
 from tasks.drafter.walk import Walk, walk
 
 
@@ -77,7 +79,15 @@ class HeadTrainer(TrainingLoop):
 
     def batch(self, chosen: List[int]) -> Rows:
         """A pack of the training sequences with these numbers."""
-        return pack([rows(self.train[i], self.config.micro_batch_tokens, self.config.ttt_steps) for i in chosen])
+        return self.packed([self.train[i] for i in chosen])
+
+    def packed(self, sequences: List[Captured]) -> Rows:
+        """A pack of these sequences, and what its loss will compute."""
+        limits, on_gpu = (self.config.micro_batch_tokens, self.config.ttt_steps), self.device == "cuda"
+        batch = pack([rows(one, *limits) for one in sequences], pinned=on_gpu)
+        way = attention.fits(self.device, self.config.dtype)
+        asked = plan(batch, self.config.ttt_steps, self.config.num_layers, way)
+        return replace(batch, plan=asked)
 
     def loss(self, batch: Rows, trained: int) -> torch.Tensor:
         """Summed over training-time-test steps, with their weights."""
@@ -159,8 +169,7 @@ class StreamedHeadTrainer(HeadTrainer):
 
     def batch(self, chosen: List[int]) -> Rows:
         """A pack of the training sequences with these numbers, which have been received."""
-        limits = self.config.micro_batch_tokens, self.config.ttt_steps
-        return pack([rows(self.loaded[self.train[i].key], *limits) for i in chosen])
+        return self.packed([self.loaded[self.train[i].key] for i in chosen])
 
     @staticmethod
     def sequence(one: Captured | Sequence) -> Sequence:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,8 @@ from tasks.drafter.streaming import stream
 from tasks.drafter.worker import WHOLE, Progress, TrainingResult
 
 COMMAND = "lockstep drafter"
-REPORT_EVERY = 5  # optimizer steps between two progress lines
+REPORT_EVERY = 5  # optimizer steps between two progress lines, at least
+REPORT_S = 1.0  # between two progress lines where a step is shorter: the trainer stops at each
 OVERFIT_STEPS = 150  # that a head is given to learn one answer by heart
 
 _trainer: RemoteWorker | None = None  # inside `trainer`
@@ -179,7 +181,10 @@ def _steps(config: DrafterFlowConfig) -> Callable[[int, Spans], Progress]:
 
     def steps(done: int, spans: Spans) -> Progress:
         with spans.measure("trainer"):
-            while not (at := _trainer.do("advance", REPORT_EVERY)).finished:
+            count, begun = REPORT_EVERY, time.monotonic()
+            while not (at := _trainer.do("advance", count)).finished:
+                took, begun = time.monotonic() - begun, time.monotonic()
+                count = max(REPORT_EVERY, min(2 * count, round(count * REPORT_S / took)))
                 told = f"training: loss {at.loss:.3f}, held-out acceptance {at.acceptance:.2f}"
                 report(told, at.step, config.drafter.training_steps)
             return at

@@ -3,38 +3,73 @@
 speculators' own forward spends most of its time on what no loss reads: every row takes every step, through a mask of
 the whole pack, up to logits over the draft vocabulary. It also needs packs of a multiple of 128 rows, and a compiler.
 Here a row that no loss reads gives its key and value to those behind it and nothing else, and a document attends within
-itself, computed together with others of about its length:
+itself:
 
     step 0      row q attends to the keys of rows p <= q of its document
     step j      row q attends to those and to its own keys of steps 1..j, at rotary position q + j
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from infra.config.drafter import DrafterConfig
+from tasks.drafter.attention import Attention, Dense
+from tasks.drafter.attention.base import Keys
 from tasks.drafter.dataset import Rows
 
-SHORTEST = 32
-"""Rows. Documents no longer than this are computed together, then those up to twice as long, and so on."""
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rows of a pack are computed, looked up before they are.
+
+    wanted: the rows that any step's logits come from, ascending. trained: those that the loss reads; places: for each
+    step, where in `wanted` the rows lie that propose for these. attention: of the rows `wanted`; every: of all rows,
+    which layers below the last one compute.
+    """
+
+    wanted: torch.Tensor
+    trained: torch.Tensor
+    places: list[torch.Tensor]
+    attention: Attention
+    every: Attention | None
+
+    def to(self, device: str) -> "Plan":
+        """The same on `device`, without waiting for it."""
+        wanted, trained, *places = (t.to(device, non_blocking=True) for t in (self.wanted, self.trained, *self.places))
+        return Plan(wanted, trained, places, self.attention.to(device), self.every and self.every.to(device))
+
+
+def plan(batch: Rows, steps: int, layers: int, way: type[Attention] = Dense) -> Plan:
+    """What the loss of `batch` needs. layers: of the head."""
+    trained = batch.loss_mask.nonzero().flatten()
+    wanted = torch.zeros_like(batch.loss_mask)
+    for step in range(steps):
+        wanted[trained - step] = True
+    place = wanted.cumsum(0) - 1
+    asked = _plan(batch, wanted.nonzero().flatten(), layers, way)
+    return replace(asked, trained=trained, places=[place[trained - step] for step in range(steps)])
+
+
+def _plan(batch: Rows, wanted: torch.Tensor, layers: int, way: type[Attention]) -> Plan:
+    every = way.of(batch.document_ids, torch.arange(len(batch), device=wanted.device)) if layers > 1 else None
+    return Plan(wanted, wanted[:0], [], way.of(batch.document_ids, wanted), every)
 
 
 def loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfig, losses: dict) -> torch.Tensor:
     """Sum over the trained rows divided by `trained`, nats, summed over the steps with weights `ttt_decay**j`.
 
     At step j a trained row's target is proposed by the row j before it. losses: as speculators resolves them, (function
-    of logits and targets [1, rows, draft vocabulary], weight) by name.
+    of logits and targets [1, rows, draft vocabulary], weight) by name. Computed as `batch.plan` says where it has one.
     """
-    rows = batch.loss_mask.nonzero().flatten()
-    wanted = torch.cat([rows - step for step in range(config.ttt_steps)]).unique()
+    asked = batch.plan or plan(batch, config.ttt_steps, len(model.layers))
     with torch.no_grad():
-        targets = model.verifier_lm_head(model.verifier_norm(batch.target[rows]))[None]
-    total = torch.zeros((), device=rows.device)
-    for step, hidden in enumerate(_outputs(model, batch, wanted, config.ttt_steps)):
-        logits = model.lm_head(model.norm(hidden[torch.searchsorted(wanted, rows - step)]))[None]
+        targets = model.verifier_lm_head(_normed(model.verifier_norm, batch.target[asked.trained]))[None]
+    total = torch.zeros((), device=batch.target.device)
+    for step, hidden in enumerate(_outputs(model, batch, asked, config.ttt_steps)):
+        logits = model.lm_head(_normed(model.norm, hidden[asked.places[step]]))[None]
         each = sum(weight * of(logits, targets) for of, weight in losses.values())
         total = total + config.ttt_decay**step * each.sum() / trained
     return total
@@ -44,93 +79,53 @@ def loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfi
 def proposals(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: int) -> torch.Tensor:
     """Draft ids [steps, wanted] that the head proposes at the rows `wanted` (ascending), each given that the earlier
     ones were right."""
-    return torch.stack([model.lm_head(model.norm(h)).argmax(dim=-1) for h in _outputs(model, batch, wanted, steps)])
+    asked = _plan(batch, wanted, len(model.layers), Dense)
+    outputs = _outputs(model, batch, asked, steps)
+    return torch.stack([model.lm_head(_normed(model.norm, hidden)).argmax(dim=-1) for hidden in outputs])
 
 
 @torch.no_grad()
 def last_logits(model: torch.nn.Module, batch: Rows) -> torch.Tensor:
     """Logits [4, draft vocabulary] of the first proposal at the last four rows."""
     wanted = torch.arange(len(batch) - 4, len(batch), device=batch.input_ids.device)
-    return model.lm_head(model.norm(next(_outputs(model, batch, wanted, 1))))
+    hidden = next(_outputs(model, batch, _plan(batch, wanted, len(model.layers), Dense), 1))
+    return model.lm_head(_normed(model.norm, hidden))
 
 
-@dataclass(frozen=True)
-class _Documents:
-    """Documents of about the same length, padded to the longest.
-
-    queries: [documents, queries] places in the rows asked for; filled: bool, which of them are no padding.
-    keys: [documents, keys] rows of the pack, up to the last that a query sees.
-    hidden: bool [documents, queries, keys], keys that come behind a query, or are padding.
-    """
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    hidden: torch.Tensor
-    filled: torch.Tensor
-
-
-@dataclass
-class _Keys:
-    """What a layer attends to: key and value [key heads, rows, size] of step 0, and of the rows asked for of each later
-    step."""
-
-    first: tuple[torch.Tensor, torch.Tensor]
-    own: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-
-
-def _outputs(model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
-    """The head's output before its final norm at the rows `wanted`, [wanted, hidden], step after step.
+def _outputs(model: torch.nn.Module, batch: Rows, asked: Plan, steps: int) -> Iterator[torch.Tensor]:
+    """The head's output before its final norm at the rows asked for, [wanted, hidden], step after step.
 
     Row p of step j is fed token p + j of `input_ids`: behind the end of its document that is another's, and its output
     means nothing.
     """
-    every, fed = torch.arange(len(batch), device=wanted.device), F.pad(batch.input_ids, (0, steps))
-    documents, all_documents = _documents(batch, wanted), None
+    wanted, fed = asked.wanted, F.pad(batch.input_ids, (0, steps))
     hidden, kept = model.fc(batch.hidden), []
+    first, *later = _rotary(model, batch, wanted, steps, hidden)
     for number, layer in enumerate(model.layers):
         inputs, residual = _inputs(layer, number, model.embed_tokens(batch.input_ids), hidden)
-        rotary = model.rotary_emb(inputs, batch.position_ids[None])
-        kept.append(_Keys(_key_value(layer.self_attn, inputs, rotary)))
+        kept.append(Keys(_key_value(layer.self_attn, inputs, first)))
         if number + 1 < len(model.layers):  # the next layer attends to all of them
-            all_documents = all_documents or _documents(batch, every)
-            hidden = _layer(layer, inputs, residual, rotary, kept[-1], all_documents)
+            hidden = _layer(layer, inputs, residual, first, kept[-1], asked.every)
         else:
-            rotary = tuple(part[:, wanted] for part in rotary)
-            hidden = _layer(layer, inputs[wanted], residual[wanted], rotary, kept[-1], documents)
+            rotary = tuple(part[wanted] for part in first)
+            hidden = _layer(layer, inputs[wanted], residual[wanted], rotary, kept[-1], asked.attention)
     yield hidden
-    for step in range(1, steps):
+    for step, rotary in enumerate(later, 1):
         embeds = model.embed_tokens(fed[wanted + step])
         for number, layer in enumerate(model.layers):
             inputs, residual = _inputs(layer, number, embeds, hidden)
-            rotary = model.rotary_emb(inputs, batch.position_ids[wanted][None] + step)
             kept[number].own.append(_key_value(layer.self_attn, inputs, rotary))
-            hidden = _layer(layer, inputs, residual, rotary, kept[number], documents)
+            hidden = _layer(layer, inputs, residual, rotary, kept[number], asked.attention)
         yield hidden
 
 
-def _documents(batch: Rows, wanted: torch.Tensor) -> list[_Documents]:
-    if not len(wanted):
-        return []
-    device, lengths = wanted.device, batch.document_ids.bincount()
-    ends = lengths.cumsum(0)
-    bounds = torch.searchsorted(wanted, torch.cat([ends.new_zeros(1), ends]))
-    starts, stops = bounds[:-1], bounds[1:]
-    firsts = ends - lengths
-    sizes = wanted[(stops - 1).clamp(min=0)] + 1 - firsts  # keys that its last query sees
-    found = []
-    classes = sizes.clamp(min=SHORTEST).log2().ceil().int().where(stops > starts, -1)
-    for same in classes.unique().tolist():
-        if same < 0:
-            continue
-        which = (classes == same).nonzero().flatten()
-        start, stop, first, size = (part[which, None] for part in (starts, stops, firsts, sizes))
-        queries = start + torch.arange(int((stop - start).max()), device=device)
-        keys = first + torch.arange(int(size.max()), device=device)
-        filled, queries, seen = queries < stop, queries.minimum(stop - 1), keys < first + size
-        keys = keys.minimum(first + size - 1)
-        visible = (keys[:, None] <= wanted[queries][..., None]) & seen[:, None]
-        found.append(_Documents(queries, keys, ~visible, filled))
-    return found
+def _rotary(
+    model: torch.nn.Module, batch: Rows, wanted: torch.Tensor, steps: int, like: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(cosines, sines) [rows, 1, size] of all rows at step 0, then of those asked for at each later one."""
+    positions = [batch.position_ids, *(batch.position_ids[wanted] + step for step in range(1, steps))]
+    parts = (part[0, :, None] for part in model.rotary_emb(like, torch.cat(positions)[None]))
+    return list(zip(*(part.split([len(p) for p in positions]) for part in parts), strict=True))
 
 
 def _inputs(
@@ -138,18 +133,24 @@ def _inputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(input of attention, what its output is added to). The first layer takes the tokens' embeddings too."""
     if number:
-        return layer.input_layernorm(hidden), hidden
-    normed = layer.hidden_norm(hidden)
-    return torch.cat([layer.input_layernorm(embeds), normed], dim=-1), normed if layer.norm_before_residual else hidden
+        return _normed(layer.input_layernorm, hidden), hidden
+    normed = _normed(layer.hidden_norm, hidden)
+    inputs = torch.cat([_normed(layer.input_layernorm, embeds), normed], dim=-1)
+    return inputs, normed if layer.norm_before_residual else hidden
+
+
+def _normed(norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """`norm(x)` of an RMSNorm, as one kernel in place of six."""
+    return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
 def _heads(projected: torch.Tensor, size: int) -> torch.Tensor:
-    """[rows, heads * size] as [heads, rows, size]."""
-    return projected.unflatten(-1, (-1, size)).transpose(0, 1)
+    """[rows, heads * size] as [rows, heads, size]."""
+    return projected.unflatten(-1, (-1, size))
 
 
 def _rotated(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """x: [heads, rows, size]."""
+    """x: [rows, heads, size]."""
     (cos, sin), half = rotary, x.shape[-1] // 2
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
@@ -166,30 +167,10 @@ def _layer(
     inputs: torch.Tensor,
     residual: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
-    keys: _Keys,
-    documents: list[_Documents],
+    keys: Keys,
+    asked: Attention,
 ) -> torch.Tensor:
     attention = layer.self_attn
     query = _rotated(_heads(attention.q_proj(inputs), attention.head_dim), rotary) * attention.scaling
-    attended = query * 0  # a rank whose pack has no document goes through the motions
-    for some in documents:
-        attended[:, some.queries[some.filled]] = _attend(query, keys, some).to(query.dtype)
-    hidden = residual + attention.o_proj(attended.transpose(0, 1).flatten(1))
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-
-
-def _attend(query: torch.Tensor, keys: _Keys, documents: _Documents) -> torch.Tensor:
-    """[heads, queries, size] of all queries of some documents, one document after the other."""
-    key, value = (part[:, documents.keys] for part in keys.first)
-    own = [[part[:, documents.queries][:, :, None] for part in pair] for pair in keys.own]
-    # [key heads, documents, query heads of each, queries, size]: those that share a key head are rows of one product.
-    q = query[:, documents.queries].unflatten(0, (len(key), -1)).transpose(1, 2)
-    scores = (q.flatten(2, 3) @ key.mT).unflatten(2, q.shape[2:4])
-    scores = scores.masked_fill(documents.hidden[:, None], -torch.inf)
-    scores = torch.cat([scores, *((q * k).sum(dim=-1, keepdim=True) for k, _ in own)], dim=-1)
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-    seen, rest = weights[..., : key.shape[2]], weights[..., key.shape[2] :]
-    out = (seen.flatten(2, 3) @ value).unflatten(2, q.shape[2:4])
-    for number, (_, v) in enumerate(own):
-        out = out + rest[..., number : number + 1] * v
-    return out.transpose(1, 2).flatten(0, 1)[:, documents.filled]
+    hidden = residual + attention.o_proj(asked.attend(query, keys).flatten(1))
+    return hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))

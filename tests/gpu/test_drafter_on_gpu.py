@@ -1,10 +1,15 @@
-"""What a drafter's trainer computes otherwise on a GPU: fused losses, bfloat16, packs made by another thread."""
+"""What a drafter's trainer computes otherwise on a GPU: fused losses, flash attention, bfloat16, packs made and moved
+by another thread."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from infra.config.drafter import DrafterConfig
-from tasks.drafter import contract
+from tasks.drafter import contract, ttt
+from tasks.drafter.attention import Dense, Flash
+from tasks.drafter.attention.base import Keys
 from tasks.drafter.export import tokenizer_digest
 from tasks.drafter.states import Captured, Sequence, StatesWriter
 from tasks.drafter.train import HeadTrainer
@@ -53,6 +58,48 @@ def test_losses_gradients_and_proposals_are_those_of_the_cpu(states, tiny_llama,
     for name, gradient in their.items():
         assert (our[name] - gradient).norm() <= 1e-3 * gradient.norm(), name
     assert proposed == expected
+
+
+@pytest.mark.parametrize("later", [0, 2])
+def test_flash_kernels_attend_as_masked_products_do(later):
+    """Two stretches of one document, fewer queries than keys, heads that share keys."""
+    generator = torch.Generator("cuda").manual_seed(later)
+    document_ids = torch.arange(4).repeat_interleave(torch.tensor([70, 5, 300, 41]))
+    wanted = torch.tensor([*range(30, 69), 72, 73, *range(100, 160), *range(200, 375), *range(390, 416)])
+
+    def drawn(rows, heads):
+        return torch.randn(rows, heads, 64, generator=generator, device="cuda").bfloat16().requires_grad_()
+
+    query, first = drawn(len(wanted), 9), (drawn(416, 3), drawn(416, 3))
+    own = [(drawn(len(wanted), 3), drawn(len(wanted), 3)) for _ in range(later)]
+    inputs, found = [query, *first, *(part for pair in own for part in pair)], []
+    weight = torch.randn(len(wanted), 9, 64, generator=generator, device="cuda")
+    for way in (Dense, Flash):
+        given = inputs if way is Flash else [t.detach().float().requires_grad_() for t in inputs]
+        pairs = [tuple(given[i : i + 2]) for i in range(1, len(given), 2)]
+        attended = way.of(document_ids, wanted).to("cuda").attend(given[0] / 8, Keys(pairs[0], pairs[1:]))
+        found.append([attended, *torch.autograd.grad((attended * weight).sum(), given)])
+    for dense, flash in zip(*found, strict=True):
+        assert (flash.float() - dense).norm() <= 0.02 * dense.norm()
+
+
+@pytest.mark.parametrize("form", [{}, {"num_layers": 2}])
+def test_flash_attention_trains_as_masked_products_do(states, tiny_llama, form):
+    trainer = HeadTrainer(tiny_llama, states, CONFIG.model_copy(update={"dtype": "bfloat16", **form}))
+    batch, found = trainer.batch(next(trainer.packs)), []
+    assert isinstance(batch.plan.attention, Flash)
+    for way in (Flash, Dense):
+        asked = ttt.plan(batch, trainer.config.ttt_steps, trainer.config.num_layers, way)
+        trainer.model.zero_grad()
+        with trainer._precision():
+            value = trainer.loss(replace(batch, plan=asked), batch.trained)
+        value.backward()
+        gradients = {name: p.grad.clone() for name, p in trainer.parameters.items()}
+        found.append((value.item(), gradients))
+    (flash, ours), (dense, theirs) = found
+    assert flash == pytest.approx(dense, rel=2e-3)
+    for name, gradient in theirs.items():
+        assert torch.cosine_similarity(ours[name].flatten(), gradient.flatten(), dim=0) > 0.995, name
 
 
 def test_a_head_trained_in_bfloat16_keeps_its_contract(states, tiny_llama, tmp_path):
