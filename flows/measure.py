@@ -25,6 +25,7 @@ MEASUREMENTS = {
     "trainer": "tasks.rl.measure_trainer",
     "numerics": "tasks.rl.measure_numerics",
     "drafter": "tasks.drafter.measure",
+    "drift": "tasks.drafter.measure_drift",
 }
 
 

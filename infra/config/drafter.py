@@ -64,6 +64,8 @@ class DrafterConfig(Section):
     """Steps between two checkpoints, from which an interrupted training goes on."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the products in training; weights and optimizer stay float32."""
+    attention: Literal["auto", "dense"] = "auto"
+    """In training: `auto` takes flash kernels on GPUs in bfloat16, `dense` masked products there too."""
     micro_batch_tokens: int = Field(512, ge=32)
     """Tokens of one step (packed sequences); a longer sequence is cut."""
     ttt_steps: int = Field(3, ge=1)

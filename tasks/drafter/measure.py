@@ -3,7 +3,9 @@ target's answers, beside speculators' own trainer."""
 
 import asyncio
 import random
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +16,12 @@ from pydantic import Field
 
 from infra.config.base import Section
 from infra.config.flows import DrafterFlowConfig
-from tasks.evaluate.measurement import Measured, MeasureError
+from tasks.drafter.measure_engines import asked, captured, engines
+from tasks.evaluate.measurement import Measured
 
 if TYPE_CHECKING:
     from infra.engine.spec import EngineHandle
-    from tasks.drafter.answers import Answered, Answering
+    from tasks.drafter.answers import Answered
     from tasks.drafter.measure_training import Training
     from tasks.drafter.traffic import Traffic
 
@@ -51,96 +54,80 @@ class DrafterMeasurement:
         """Raises EngineError when an engine does not start, MeasureError when no source of traffic can be used."""
         import torch
 
-        from infra.engine.launch import start
         from infra.engine.spec import Capture, EngineSpec, Role
         from infra.store.models import resolve
-        from tasks.drafter import measure_training
+        from tasks.drafter import heads, measure_training
         from tasks.drafter.answers import answer
         from tasks.drafter.capture import layer_bytes
         from tasks.drafter.contract import captured_layers
         from tasks.drafter.states import StatesWriter
 
         target, concurrency = resolve(config.target.source), config.engine.max_concurrent_sequences
-        asked, answering = _asked(target, config, options)
+        prompts, answering = asked(
+            target, config, options.prompts, held_out=config.drafter.eval_prompts if options.served else 0
+        )
         layer_ids = captured_layers(target)
         size = layer_bytes(target, len(layer_ids), config.engine.dtype)
         torch.set_num_threads(config.cluster.trainer_threads)
+        imported = threading.Thread(target=heads.warm_up)  # meanwhile: it takes as long as an engine's start
+        imported.start()
         with tempfile.TemporaryDirectory() as scratch:
             here = Path(scratch)
-            say("starting an engine that reads")
-            with start(EngineSpec(model=target, role=Role.eval, config=config.engine), here, say) as engine:
-                _read(engine.handle(), random_sequences(target, options, seed=1), concurrency)
-                plain = _read(engine.handle(), random_sequences(target, options, seed=2), concurrency)
-                say(f"answering {len(asked.train)} prompts")
-                answers = asyncio.run(answer(engine.handle(), asked.train, answering))
             capturing = Capture(layer_ids=layer_ids, folder=here / "staging")
-            spec = EngineSpec(model=target, role=Role.capture, config=config.engine, capture=capturing)
-            say("starting an engine that captures")
-            speed = {}
-            with start(spec, here, say) as engine:
+            specs = [
+                EngineSpec(model=target, role=Role.eval, config=config.engine),
+                EngineSpec(model=target, role=Role.capture, config=config.engine, capture=capturing),
+            ]
+            say("starting an engine that reads and one that captures")
+            with engines(specs, here, say) as (reader, capturer):
                 warm, timed = (random_sequences(target, options, seed) for seed in (1, 2))
+                _read(reader.handle(), warm, concurrency)
+                plain = _read(reader.handle(), timed, concurrency)
+                say(f"read {plain:.0f} tokens/s; answering {len(prompts.train)} prompts")
+                answers = asyncio.run(answer(reader.handle(), prompts.train, answering))
+                reader.stop()
+                speed = {}
                 for name, sequences in (("warm", warm), ("timed", timed), ("answers", answers)):
                     with StatesWriter(here / name, layer_ids) as writer:
-                        speed[name] = _capture(engine.handle(), sequences, writer, size, concurrency)
+                        speed[name] = captured(capturer.handle(), sequences, writer, size, concurrency)
+                    say(f"captured {speed[name]:.0f} tokens/s ({name}), {speed[name] / plain:.0%} of reading")
+                    if name != "answers":
+                        shutil.rmtree(here / name)
+            imported.join()
             training = measure_training.compare(
                 target, here / "answers", config.drafter, options.steps, here, say, config.engine.dtype
             )
             if options.served:
-                training = _served(target, training, asked, config, here, say)
+                training = _served(target, training, prompts, config, here, say)
         return _measured(config.target.name, options, plain, speed["timed"], training, size)
-
-
-def _asked(target: Path, config: DrafterFlowConfig, options: DrafterOptions) -> "tuple[Traffic, Answering]":
-    """Prompts of each source that no run has to give, without later turns, and how they are answered."""
-    from tasks.drafter.answers import Answering
-    from tasks.drafter.sources import OWN, RL, ROLLOUTS
-    from tasks.drafter.template import ChatTemplate
-    from tasks.drafter.traffic import Traffic, gather
-
-    settings, given = config.drafter, (OWN, RL, ROLLOUTS)
-    wanted = [s.model_copy(update={"prompts": options.prompts}) for s in settings.traffic if s.source not in given]
-    if not wanted:
-        raise MeasureError("drafter.traffic has no source of prompts of its own: add one, such as writing or code")
-    longest = settings.max_prompt_tokens
-    held_out = settings.eval_prompts if options.served else 0
-    found = gather(wanted, ChatTemplate(target), held_out=held_out, max_prompt_tokens=longest, seed=settings.seed)
-    first = [prompt.model_copy(update={"later": []}) for prompt in found.train]
-    answering = Answering(
-        max_new_tokens=settings.max_new_tokens,
-        max_prompt_tokens=longest,
-        temperature=settings.temperature,
-        seed=settings.seed,
-        concurrency=config.engine.max_concurrent_sequences,
-    )
-    return Traffic(train=first, held_out=found.held_out), answering
 
 
 def _served(
     target: Path,
     training: "Training",
-    asked: "Traffic",
+    prompts: "Traffic",
     config: DrafterFlowConfig,
     here: Path,
     say: Callable[[str], None],
 ) -> "Training":
     """`training` with what an engine accepts of the head trained here and of speculators' own."""
     from infra.engine.drafters import speculation
-    from infra.engine.launch import start
     from infra.engine.spec import EngineSpec, Role
     from tasks.drafter.measure_training import HERE, THEIRS
     from tasks.evaluate.acceptance import measure
 
-    settings, by = config.drafter, dict(training.by)
-    for name in (HERE, THEIRS):
-        say(f"serving the head of {name}")
-        proposing = speculation(by[name].head, settings.num_speculative_tokens)
-        spec = EngineSpec(model=target, role=Role.eval, config=config.engine, speculation=proposing)
-        with start(spec, here, say) as engine:
-            prompts = {"all": [p.token_ids for p in asked.held_out]}
+    settings, by, names = config.drafter, dict(training.by), (HERE, THEIRS)
+    proposing = [speculation(by[name].head, settings.num_speculative_tokens) for name in names]
+    specs = [EngineSpec(model=target, role=Role.eval, config=config.engine, speculation=one) for one in proposing]
+    held_out = {"all": [p.token_ids for p in prompts.held_out]}
+    say("serving both heads")
+    with engines(specs, here, say) as running:
+        for name, engine in zip(names, running, strict=True):
             labels = dict(subject=name, max_new_tokens=settings.max_new_tokens, concurrency=settings.eval_concurrency)
-            measured = asyncio.run(measure(engine.handle(), prompts, **labels))
-        (found,) = (row for row in measured.rows if row["figure"] == "acceptance_length")
-        by[name] = replace(by[name], served=found["value"], drafts=found["n"])
+            measured = asyncio.run(measure(engine.handle(), held_out, **labels))
+            (found,) = (row for row in measured.rows if row["figure"] == "acceptance_length")
+            by[name] = replace(by[name], served=found["value"], drafts=found["n"])
+            say(f"{name}: an engine accepts {found['value']:.3f} tokens a pass")
     return replace(training, by=by)
 
 
@@ -180,16 +167,6 @@ def _read(handle: "EngineHandle", sequences: "list[Answered]", concurrency: int)
             return sum(len(s.token_ids) for s in sequences) / (time.monotonic() - begun)
 
     return asyncio.run(read())
-
-
-def _capture(handle: "EngineHandle", sequences: "list[Answered]", writer, size: int, concurrency: int) -> float:
-    """Tokens per second, written to disk with their checksums."""
-    from tasks.drafter.capture import capture
-
-    begun = time.monotonic()
-    asyncio.run(capture(handle, sequences, writer, bytes_per_token=size, budget_bytes=2**40, concurrency=concurrency))
-    writer.close_shard()
-    return sum(len(s.token_ids) for s in sequences) / (time.monotonic() - begun)
 
 
 def _measured(

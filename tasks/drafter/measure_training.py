@@ -76,7 +76,9 @@ def compare(
         speed = sum(sizes[first:]) / sum(seconds[first:])
         head = folder / f"head {name}"
         trainer.write(head, tokenizer_digest(target), dtype)
-        return Learned(speed, sum(sizes), trainer.acceptance().length, head)
+        made = Learned(speed, sum(sizes), trainer.acceptance().length, head)
+        say(f"{name}: {speed:.0f} tokens/s, held-out acceptance {made.acceptance:.3f} after {made.tokens} tokens")
+        return made
 
     start, by = here.acceptance().length, {HERE: learned(here, _steps(here), HERE)}
     for name in (THEIRS, THEIRS_FROM_HERE):

@@ -85,7 +85,7 @@ class HeadTrainer(TrainingLoop):
         """A pack of these sequences, and what its loss will compute."""
         limits, on_gpu = (self.config.micro_batch_tokens, self.config.ttt_steps), self.device == "cuda"
         batch = pack([rows(one, *limits) for one in sequences], pinned=on_gpu)
-        way = attention.fits(self.device, self.config.dtype)
+        way = attention.fits(self.device, self.config)
         asked = plan(batch, self.config.ttt_steps, self.config.num_layers, way)
         return replace(batch, plan=asked)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from infra.config.drafter import DrafterConfig
 from tasks.drafter.attention import Dense, Flash, fits
 from tasks.drafter.attention.base import Keys
 
@@ -91,5 +92,11 @@ def test_without_rows_nothing_is_attended():
 
 
 def test_flash_is_for_gpus_in_bfloat16():
-    assert fits("cuda", "bfloat16") is Flash
-    assert fits("cuda", "float32") is fits("cpu", "bfloat16") is Dense
+    mixed = DrafterConfig(dtype="bfloat16")
+    assert fits("cuda", mixed) is Flash
+    for device, config in (
+        ("cuda", DrafterConfig()),
+        ("cpu", mixed),
+        ("cuda", mixed.model_copy(update={"attention": "dense"})),
+    ):
+        assert fits(device, config) is Dense

@@ -4,8 +4,7 @@ Two ways to compute the same: `dense` by masked products, anywhere and in any pr
 for sequences of different lengths, on GPUs in bfloat16.
 """
 
-import torch
-
+from infra.config.drafter import DrafterConfig
 from tasks.drafter.attention.base import Attention
 from tasks.drafter.attention.dense import Dense
 from tasks.drafter.attention.flash import Flash
@@ -13,6 +12,7 @@ from tasks.drafter.attention.flash import Flash
 __all__ = ["Attention", "Dense", "Flash", "fits"]
 
 
-def fits(device: str, dtype: str) -> type[Attention]:
-    """The faster way for products in `dtype` there."""
-    return Flash if device == "cuda" and dtype == "bfloat16" and torch.backends.cuda.flash_sdp_enabled() else Dense
+def fits(device: str, config: DrafterConfig) -> type[Attention]:
+    """The faster way to train there, unless the configuration wants masked products."""
+    flash = config.attention == "auto" and device == "cuda" and config.dtype == "bfloat16"
+    return Flash if flash else Dense

@@ -1,0 +1,100 @@
+"""What measurements of drafters ask of engines that they start themselves."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.config.flows import DrafterFlowConfig
+from tasks.evaluate.measurement import MeasureError
+
+if TYPE_CHECKING:
+    from infra.engine.launch import Engine
+    from infra.engine.spec import EngineHandle, EngineSpec
+    from tasks.drafter.answers import Answered, Answering
+    from tasks.drafter.states import StatesWriter
+    from tasks.drafter.traffic import Traffic
+
+MOST = 0.6  # of a GPU's memory, for all engines together: a trainer is there too
+
+
+@contextmanager
+def engines(specs: "list[EngineSpec]", folder: Path, say: Callable[[str], None]) -> "Iterator[list[Engine]]":
+    """Engines of these specs, started at once: who is not asked costs nothing, and waiting for each start does."""
+    from infra.engine.launch import start
+
+    with ThreadPoolExecutor(len(specs)) as threads, ExitStack() as running:
+        starting = [threads.submit(start, _fixed(spec, len(specs)), folder, say) for spec in specs]
+        wait(starting)
+        for started in starting:
+            if not started.exception():
+                running.enter_context(started.result())
+        yield [started.result() for started in starting]
+
+
+def _fixed(spec: "EngineSpec", engines: int) -> "EngineSpec":
+    """On a GPU with a cache of fixed size, half of what the engine may take: one that measures what is left while
+    another starts takes the other's memory for its own."""
+    from infra.engine.pin import accelerated
+
+    if not accelerated():
+        return spec
+    import torch
+
+    config = spec.config
+    share = min(config.gpu_memory_fraction, MOST / engines)
+    flags = [f"--kv-cache-memory-bytes={int(torch.cuda.mem_get_info()[1] * share / 2)}", *config.extra_flags]
+    changed = {"extra_flags": flags, "gpu_memory_fraction": share}
+    return spec.model_copy(update={"config": config.model_copy(update=changed)})
+
+
+def asked(target: Path, config: DrafterFlowConfig, prompts: int | None, held_out: int) -> "tuple[Traffic, Answering]":
+    """Prompts of each source that no run has to give, without later turns, and how they are answered; to measure on,
+    `held_out` others of each and the questions of `drafter.benchmarks`, or none.
+
+    prompts: of each source, in place of the numbers in `drafter.traffic`.
+
+    Raises MeasureError when no source can be used.
+    """
+    from tasks.drafter.answers import Answering
+    from tasks.drafter.sources import OWN, RL, ROLLOUTS
+    from tasks.drafter.template import ChatTemplate
+    from tasks.drafter.traffic import Traffic, gather
+
+    settings, given = config.drafter, (OWN, RL, ROLLOUTS)
+    wanted = [s.model_copy(update={"prompts": prompts or s.prompts}) for s in settings.traffic if s.source not in given]
+    if not wanted:
+        raise MeasureError("drafter.traffic has no source of prompts of its own: add one, such as writing or code")
+    longest = settings.max_prompt_tokens
+    found = gather(
+        wanted,
+        ChatTemplate(target),
+        held_out=held_out,
+        max_prompt_tokens=longest,
+        seed=settings.seed,
+        benchmarks=settings.benchmarks if held_out else (),
+    )
+    first = [prompt.model_copy(update={"later": []}) for prompt in found.train]
+    answering = Answering(
+        max_new_tokens=settings.max_new_tokens,
+        max_prompt_tokens=longest,
+        temperature=settings.temperature,
+        seed=settings.seed,
+        concurrency=config.engine.max_concurrent_sequences,
+    )
+    return Traffic(train=first, held_out=found.held_out), answering
+
+
+def captured(
+    handle: "EngineHandle", sequences: "list[Answered]", writer: "StatesWriter", size: int, concurrency: int
+) -> float:
+    """Tokens per second, written to disk with their checksums."""
+    from tasks.drafter.capture import capture
+
+    begun = time.monotonic()
+    asyncio.run(capture(handle, sequences, writer, bytes_per_token=size, budget_bytes=2**40, concurrency=concurrency))
+    writer.close_shard()
+    return sum(len(s.token_ids) for s in sequences) / (time.monotonic() - begun)
