@@ -25,9 +25,9 @@ from infra.services.record import Record
 from infra.store import models
 
 POLL_S = 1.0
-FINAL_LOOK_S = 3.0  # logs and task states arrive a moment after the run's own end; those of a killed one never do
+FINAL_LOOK_S = 30.0  # logs and task states arrive a moment after the run's own end, later on a busy machine
+KILLED_LOOK_S = 3.0  # those of a killed one never do
 FINAL_POLL_S = 0.2
-
 PREPARED = ("package:", "random:")  # sources that Lockstep makes itself; any other is a folder of the user's
 
 FLOWS = {
@@ -43,7 +43,6 @@ FLOWS = {
     "review": (configs.ReviewFlowConfig, "Answer the questions of a design review from a release's evidence."),
 }
 OWN_COMMAND = ("review",)  # flows whose command is in a file of its own
-
 SUBCOMMANDS = {"rl": [scale]}
 
 Preset = Annotated[str | None, typer.Option(help=f"Settings to start from: {', '.join(presets())}.", metavar="NAME")]
@@ -253,7 +252,7 @@ def _run_here(client, request: Request, settings: configs.FlowConfig):
         state = asyncio.run(result) if asyncio.iscoroutine(result) else result
     except KeyboardInterrupt:
         state = client.read_flow_run(flow_run.id).state
-    watcher.join(timeout=FINAL_LOOK_S + 2 * POLL_S)
+    watcher.join(timeout=_last_look_s(state) + 2 * POLL_S)
     return state, flow_run.id
 
 
@@ -271,7 +270,7 @@ def _follow(follower):
         while True:
             news = follower.look()
             screen.show(news)
-            deadline = time.monotonic() + FINAL_LOOK_S
+            deadline = time.monotonic() + _last_look_s(news.state)
             # a crash that was none is taken back by then
             while news.state.is_final() and (not news.whole or news.state.is_crashed()) and time.monotonic() < deadline:
                 time.sleep(FINAL_POLL_S)
@@ -282,6 +281,10 @@ def _follow(follower):
             time.sleep(POLL_S)
     finally:
         screen.close()
+
+
+def _last_look_s(state) -> float:
+    return FINAL_LOOK_S if state.is_completed() or state.is_failed() else KILLED_LOOK_S
 
 
 def _print_outcome(flow: str, flow_run_id: UUID, as_json: bool) -> None:

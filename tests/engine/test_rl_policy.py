@@ -44,6 +44,7 @@ def settings(prompts: Path, ranks: int = 1, dtype: str = "float32", **rl) -> RLF
         environments=[JsonlEnvironment(label="letters", path=str(prompts), scorer="rl_letters:next_letter")],
         general_questions=[],
         scorer_processes=1,
+        scorer_timeout_s=600,
         prompts_per_step=16,
         group_size=8,
         max_new_tokens=1,

@@ -56,6 +56,9 @@ def test_a_registered_target_becomes_a_release_that_a_person_approved(automated,
         "drafter": "alone-drafter/1",
         "quant": "alone-quant/1",
     }
+    # the server writes events, and starts what they ask for, some seconds later
+    until(lambda: "lockstep.release.promoted" in (event["event"] for event in _events(prefect_api)))
+    until(lambda: len(_runs(prefect_api, "release")) > 1)
     told = [event["event"] for event in _events(prefect_api)]
     assert sorted(told) == [
         "lockstep.drafter.drifted",
