@@ -15,7 +15,7 @@ from infra.services.environment import QUIET, credentials
 from infra.services.record import Record
 
 EXPERIMENT = "lockstep"
-RESTART_S = 90.0
+RESTART_S = 300.0
 _SQLITE_WAIT_S = 60  # how long a writer waits for another one
 
 

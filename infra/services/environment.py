@@ -47,6 +47,7 @@ def variables() -> dict[str, str]:
     if profile.current() == "team":
         # what the server says while PostgreSQL comes back
         wanted["PREFECT_CLIENT_RETRY_EXTRA_CODES"] = "500"
+        wanted["PREFECT_CLIENT_MAX_RETRIES"] = "7"  # four minutes: a keeper may have all services to start again
     if tracking := Record.read("mlflow"):
         wanted["MLFLOW_TRACKING_URI"] = tracking.address
     chosen = {name: of_user(name) or value for name, value in wanted.items()}

@@ -16,7 +16,7 @@ from infra.services.supervise import LOOPBACK, PortTaken, ServiceError
 from infra.serving.state import KEY_VARIABLE, Wish
 
 FLEET = "fleet"
-READY_S = 180.0
+READY_S = 600.0  # a first start writes its tables, each synced to a disk that may be slow
 
 
 class Busy(ServiceError):

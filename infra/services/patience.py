@@ -8,7 +8,7 @@ import httpx
 
 from infra.services.record import Record
 
-RESTART_S = 120.0  # a keeper has a dead service back long before
+RESTART_S = 300.0  # a keeper has a dead service back long before, but on a machine that is busy with all of them
 POLL_S = 0.5
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 THREADS = 16
 PART_BYTES = 16 * 2**20
 ATTEMPTS = 4
-OWN_ATTEMPTS = 12  # about two minutes: when our own object storage dies, it is started again
+OWN_ATTEMPTS = 20  # about five minutes: when our own object storage dies, it is started again
 
 
 class Access(NamedTuple):

@@ -41,7 +41,7 @@ def processes(api_server: int) -> list[psutil.Process]:
 
 
 def assert_gone(found: list[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(found, timeout=120)
+    _, left = psutil.wait_procs(found, timeout=600)
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -50,7 +50,7 @@ def test_engines_and_workers_end_with_a_killed_driver(tiny_llama):
     assert worker in {p.pid for p in family}
     assert len([name for name in named.values() if "infra.engine.nursery" in name]) > 3  # forked: all have its command
     mine = [p for p in family if not named[p].startswith(LEFT_TO_RAY)]
-    _, left = psutil.wait_procs(mine, timeout=120)
+    _, left = psutil.wait_procs(mine, timeout=600)
     assert not running(left), [named[p] for p in running(left)]
     for helper in running(family):
         with suppress(psutil.NoSuchProcess):
