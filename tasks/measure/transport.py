@@ -81,6 +81,7 @@ class TransportMeasurement:
                 models.append((folder.name, folder, True))
             for name, folder, random in models:
                 for line, found in _one_model(name, folder, random, chosen, config, options, Path(scratch), say):
+                    say(_said(line))
                     table.append(line)
                     rows += _rows(line, found)
         plan_rows, plan_findings = _plans(table, options.fleet) if options.plan else ([], [])
@@ -150,6 +151,14 @@ def _line(name: str, way: Way, nbytes: int, plain: Ceiling, found: list[Update])
         "share of plain": plain.seconds / parts["transfer_s"],
         "plain is": plain.what,
     }
+
+
+def _said(line: dict) -> str:
+    """The line in short, while others are measured."""
+    return (
+        f"{line['model']}, {line['transport']}: {line['whole, s']:.3g} s, pause {line['pause, s']:.3g} s; "
+        f"{line['transfer, GB/s']:.3g} GB/s, {line['share of plain']:.0%} of the plainest way"
+    )
 
 
 def _rows(line: dict, found: list[Update]) -> list[dict]:

@@ -51,11 +51,13 @@ class TrainerMeasurement:
             say(f"{lengths}: {options.repeats + 1} steps on {batch.num_answers} answers")
             ours = _steps(model, config, batch, options.repeats)
             table.append(_line(lengths, "lockstep", batch, ours))
+            say(f"{lengths}: {table[-1]['answer tokens/s']:.0f} answer tokens/s")
             if options.trl:
                 say(f"{lengths}: the same steps by TRL {measure_trl.VERSION}")
                 with tempfile.TemporaryDirectory() as folder:
                     theirs = measure_trl.steps(model, batch, config, options.repeats, Path(folder), say)
                 table.append(_line(lengths, "trl", batch, theirs))
+                say(f"{lengths}: {table[-1]['answer tokens/s']:.0f} answer tokens/s by TRL")
         return Measured(_rows(table, options), table, _findings(table))
 
 

@@ -6,7 +6,7 @@ import torch
 from infra.transport.sync import SyncReport
 from tasks.evaluate.measurement import MeasureError
 from tasks.measure.ceilings import Ceiling, ceiling, read_s
-from tasks.measure.transport import TransportOptions, _findings, _line, _pictures, _plans, _rows
+from tasks.measure.transport import TransportOptions, _findings, _line, _pictures, _plans, _rows, _said
 from tasks.measure.ways import Update, ways
 from tasks.measure.weights import Weights
 from tasks.report.measurement import draw
@@ -54,6 +54,7 @@ def test_a_table_says_what_each_transport_reached_and_a_plan_what_a_fleet_needs(
     rows = {row["figure"]: row for row in _rows(*found[1])}
     assert rows["transport_pause_s"]["value"] == pytest.approx(0.1) and rows["transport_pause_s"]["n"] == 3
     assert rows["transport_share_of_copy"]["domain"] == "shm/random-2b"
+    assert _said(table[1]) == "random-2b, shm: 1 s, pause 0.1 s; 8 GB/s, 50% of the plainest way"
     first, second = _findings(table)  # the fastest first, each on the largest model that it moved
     assert first.startswith("ipc brought 4 GB of random-2b up to date at 16 GB/s, 50% of the 32 GB/s")
     assert second.startswith("shm brought 4 GB") and "paused for 100 ms of it" in second
