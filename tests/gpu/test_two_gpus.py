@@ -1,17 +1,23 @@
-"""NCCL between two GPUs, the trainer's and an engine's: versions that arrive, and a sender that says nothing."""
+"""NCCL between two GPUs: versions for an engine on the other one, a sender that says nothing, a trainer of two ranks."""
 
 import threading
 
 import pytest
 import torch
+from rl_batches import batch, exact, write_model
 
-from infra.transport.base import Reach, SyncError
+from infra.cluster.placement import Placement, Resources
+from infra.config.rl import MismatchBounds, RLConfig
+from infra.transport.base import SAME_HOST, Reach, SyncError
 from infra.transport.checksum import checksum
 from infra.transport.group import Meeting, leave
 from infra.transport.nccl import BUCKET_BYTES, NcclSender, NcclSource
+from tasks.rl.remote import RemoteTrainer
+from tasks.rl.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs are visible to torch")
 
+EACH = Placement("disaggregated", "a test", Resources(), Resources(0, 1), 1)
 HERE, THERE = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
@@ -64,3 +70,24 @@ def test_a_sender_that_stalls_is_cut_off_and_what_is_offered_again_arrives():
         again = sender.offer(1)
         with source.open(again) as fetch:
             assert all(checksum(fetch(meta)) == meta.checksum for meta in again.params)
+
+
+def test_two_ranks_compute_what_one_does(tmp_path, run):
+    model = write_model(tmp_path / "model")
+    settings = RLConfig(micro_batch_tokens=33, lr=1e-3, mismatch=MismatchBounds(stop_k3=100.0))
+    alone = Trainer(model, settings)
+    data = exact(alone, batch())
+    expected = [alone.step(data), alone.step(data)]
+
+    async def train_two() -> None:
+        two = RemoteTrainer(model, settings, "float32", SAME_HOST, EACH, ranks=2)
+        await two.ready()
+        for wanted in expected:
+            found = await two.step(data)
+            for figure in ("loss", "grad_norm", "entropy", "k3"):
+                assert found[figure] == pytest.approx(wanted[figure], rel=1e-3, abs=1e-4), figure
+        await two.export(tmp_path / "two")
+        await two.close()
+
+    run(train_two())
+    assert (tmp_path / "two" / "model.safetensors").exists()
