@@ -1,4 +1,4 @@
-"""NCCL between two GPUs: versions for an engine on the other one, a sender that says nothing, a trainer of two ranks."""
+"""NCCL between two GPUs: versions for an engine on the other one, a sender that says nothing, two trainer ranks."""
 
 import threading
 
