@@ -46,7 +46,7 @@ def arguments(spec: EngineSpec, gpus: bool | None = None) -> list[str]:
     ]
     if spec.matched:
         flags.append("--hf-overrides=" + json.dumps({"head_dtype": "float32"}))
-    if config.eager:
+    if config.eager or spec.capture:  # graphs are of decode steps, and who captures only reads
         flags.append("--enforce-eager")
     if gpus:
         flags.append(f"--gpu-memory-utilization={config.gpu_memory_fraction}")

@@ -69,7 +69,7 @@ def loss(model: torch.nn.Module, batch: Rows, trained: int, config: DrafterConfi
         targets = model.verifier_lm_head(_normed(model.verifier_norm, batch.target[asked.trained]))[None]
     total = torch.zeros((), device=batch.target.device)
     for step, hidden in enumerate(_outputs(model, batch, asked, config.ttt_steps)):
-        logits = model.lm_head(_normed(model.norm, hidden[asked.places[step]]))[None]
+        logits = model.lm_head(_normed(model.norm, _taken(hidden, asked.places[step])))[None]
         each = sum(weight * of(logits, targets) for of, weight in losses.values())
         total = total + config.ttt_decay**step * each.sum() / trained
     return total
@@ -108,7 +108,7 @@ def _outputs(model: torch.nn.Module, batch: Rows, asked: Plan, steps: int) -> It
             hidden = _layer(layer, inputs, residual, first, kept[-1], asked.every)
         else:
             rotary = tuple(part[wanted] for part in first)
-            hidden = _layer(layer, inputs[wanted], residual[wanted], rotary, kept[-1], asked.attention)
+            hidden = _layer(layer, _taken(inputs, wanted), _taken(residual, wanted), rotary, kept[-1], asked.attention)
     yield hidden
     for step, rotary in enumerate(later, 1):
         embeds = model.embed_tokens(fed[wanted + step])
@@ -142,6 +142,11 @@ def _inputs(
 def _normed(norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """`norm(x)` of an RMSNorm, as one kernel in place of six."""
     return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _taken(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`x[rows]`, whose gradient is added up where `x[rows]` would sort the rows first."""
+    return x.index_select(0, rows)
 
 
 def _heads(projected: torch.Tensor, size: int) -> torch.Tensor:

@@ -82,7 +82,8 @@ def test_speculation_and_capture(tmp_path):
     assert config["method"] == "eagle3" and config["num_speculative_tokens"] == 3
     assert config["model"] == str(tmp_path / "head")
 
-    arguments = flags.arguments(spec(tmp_path, Role.capture))
+    arguments = flags.arguments(spec(tmp_path, Role.capture, config=EngineConfig(eager=False)))
+    assert "--enforce-eager" in arguments, "it only reads, and graphs are of decode steps"
     config = value(arguments, "--speculative-config")
     assert config["draft_model_config"]["hf_config"] == {"eagle_aux_hidden_state_layer_ids": [2, 4]}
     connector = value(arguments, "--kv-transfer-config")

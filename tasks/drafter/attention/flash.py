@@ -61,7 +61,7 @@ class Flash(Attention):
         if not len(self.keys):  # a rank whose pack has no document goes through the motions
             return query * 0
         kernels = kernels or Kernels
-        first = [part.to(kernels.dtype)[self.keys] for part in keys.first]
+        first = [part.to(kernels.dtype).index_select(0, self.keys) for part in keys.first]
         own = [torch.stack(each, dim=1).to(kernels.dtype) for each in zip(*keys.own, strict=True)] or [None, None]
         return _Joined.apply(query.to(kernels.dtype), *first, *own, self, kernels)
 
