@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from infra.config.target import EngineConfig
 from infra.engine.flags import SLEEPING_THREADS
@@ -21,7 +21,8 @@ from infra.store.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.update(SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"})  # before torch is loaded
-settings.register_profile("unhurried", deadline=None, derandomize=True)  # what passes does not depend on the machine
+# what passes does not depend on the machine
+settings.register_profile("unhurried", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 ENGINES_AT_ONCE = 2

@@ -68,8 +68,12 @@ def in_state(api: str, folder: Path, state: str) -> list[dict]:
 
 
 def paused(api: str, folder: Path) -> dict | None:
-    """The run in `folder` that waits for a person."""
-    return next(iter(in_state(api, folder, "PAUSED")), None)
+    """The run in `folder` that waits for a person, once its form is there, which is a moment after its state."""
+    for run in in_state(api, folder, "PAUSED"):
+        form = run["state"]["state_details"]["run_input_keyset"]["schema"]
+        if web.get(f"{api}/flow_runs/{run['id']}/input/{form}").is_success:
+            return run
+    return None
 
 
 def heartbeats(api: str, folder: Path) -> list[dict]:

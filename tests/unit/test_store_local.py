@@ -204,7 +204,10 @@ NAMES = st.lists(st.text("ab.", min_size=1, max_size=4).filter(lambda s: s.strip
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=SUPPRESSED)
 @given(st.dictionaries(NAMES, st.binary(max_size=50), min_size=1, max_size=4))
 def test_names_depend_on_content_alone(tmp_path: Path, files: dict[str, bytes]):
     sources = [tmp_path / "one", tmp_path / "two"]
