@@ -143,11 +143,14 @@ class NcclSource:
         self._device = device
         self._met: dict[str, tuple[Meeting, dist.ProcessGroup]] = {}
         self._flat: torch.Tensor | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._stop = threading.Event()
 
     @contextmanager
     def open(self, published: Published) -> Iterator[Fetch]:
         self._stop.clear()
+        if self._device.type == "cuda":  # the model's own stream has steps to do first
+            self._stream = self._stream or torch.cuda.Stream(self._device)
         size, wanted = flat_bytes(published.params), parts(published)
         flat = self._flat
         if flat is None or flat.numel() != size:
@@ -179,10 +182,12 @@ class NcclSource:
         meeting = None
         try:
             meeting, group = self._join(location)
-            number = _number(-1, flat)
-            broadcast(group, [number, *_buckets(flat)], meeting.stall_s, self._stop.is_set)
-            if int(number) != version:
-                raise SyncError(f"version {version} was announced, but version {int(number)} was broadcast")
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                number = _number(-1, flat)
+                broadcast(group, [number, *_buckets(flat)], meeting.stall_s, self._stop.is_set)
+                found = int(number)
+            if found != version:
+                raise SyncError(f"version {version} was announced, but version {found} was broadcast")
         except SyncError as error:
             told = str(error)
             self._met.pop(location, None)  # nothing is left of its group

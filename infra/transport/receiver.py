@@ -7,6 +7,8 @@ engine has all of the old weights or all of the new ones.
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._update: Update | None = None
         self._checked: dict[int, tuple[packed.Kernel, dict[str, str]]] = {}
         self._spare: dict[tuple[int, str], torch.Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Follow a sender from now on, whatever its versions.
@@ -79,7 +82,8 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._check_order(update.published)
         check_params(update.metas, plan)
         self._update = update
-        update.thread = threading.Thread(target=self._prepare, args=(update, plan), daemon=True)
+        so_far = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+        update.thread = threading.Thread(target=self._prepare, args=(update, plan, so_far), daemon=True)
         update.thread.start()
 
     def finish_weight_update(self) -> None:
@@ -144,12 +148,12 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     # Preparation, in the update's thread
 
     @torch.no_grad()
-    def _prepare(self, update: Update, plan: list[Destination]) -> None:
+    def _prepare(self, update: Update, plan: list[Destination], so_far: "torch.cuda.Event | None") -> None:
+        """so_far: what the model's stream was asked for before."""
         try:
-            if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)
             started = time.monotonic()
-            with self._source(update.published.transport).open(update.published) as fetch:
+            source = self._source(update.published.transport)
+            with self._beside(so_far), source.open(update.published) as fetch:
                 update.timed("transfer_s", started)
                 values: dict[int, torch.Tensor] = {}
                 for destination in plan:
@@ -163,6 +167,20 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             update.staged = []
             update.error = str(error) if isinstance(error, SyncError) else f"{type(error).__name__}: {error}"
             update.state = "failed"
+
+    @contextmanager
+    def _beside(self, so_far: "torch.cuda.Event | None") -> Iterator[None]:
+        """A stream for the thread's work on a GPU. On the model's own, whoever waits for one of many small copies and
+        sums would wait for the steps that the model was asked for before it too."""
+        if so_far is None:
+            yield
+            return
+        torch.cuda.set_device(self.device)
+        self._stream = self._stream or torch.cuda.Stream(self.device)  # kept, and with it the memory that torch caches
+        self._stream.wait_event(so_far)
+        with torch.cuda.stream(self._stream):
+            yield
+            self._stream.synchronize()
 
     def _stage(self, update: Update, destination: Destination, fetch: Fetch, values: dict[int, torch.Tensor]) -> Staged:
         """values: new values of parameters staged so far, by id, for what is tied to them."""
