@@ -21,7 +21,7 @@ from tasks.drafter.states import Sequence as CapturedSequence
 
 SPARE_BYTES = 2**28  # of the disk, for everything else that writes to it
 BATCH_BYTES = 2**28  # of states, that are read by the engine together
-AHEAD = 4  # batches on their way: the engine reads one, the next wait behind it, one is being taken
+AHEAD = 6  # batches on their way: read, waiting for files that come a step late, or being taken
 TAKERS = 8  # threads that take the engine's files
 
 

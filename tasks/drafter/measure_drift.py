@@ -178,7 +178,6 @@ def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[
 
     concurrency, layer_ids = config.engine.max_concurrent_sequences, captured_layers(model)
     size = layer_bytes(model, len(layer_ids), config.engine.dtype)
-    prompts, answering = asked(model, config, None, config.drafter.eval_prompts)
     capturing = Capture(layer_ids=layer_ids, folder=here / "staging")
     specs = [
         EngineSpec(model=model, role=Role.eval, config=config.engine),
@@ -186,6 +185,8 @@ def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[
     ]
     say("starting an engine that answers and one that captures")
     with engines(specs, here, say) as (answerer, capturer):
+        say("gathering prompts")
+        prompts, answering = asked(model, config, None, config.drafter.eval_prompts, writer=answerer.handle())
         say(f"answering {len(prompts.train)} prompts")
         answers = asyncio.run(answer(answerer.handle(), prompts.train, answering))
         with StatesWriter(here / "states", layer_ids) as writer:

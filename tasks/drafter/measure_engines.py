@@ -51,30 +51,43 @@ def _fixed(spec: "EngineSpec", engines: int) -> "EngineSpec":
     return spec.model_copy(update={"config": config.model_copy(update=changed)})
 
 
-def asked(target: Path, config: DrafterFlowConfig, prompts: int | None, held_out: int) -> "tuple[Traffic, Answering]":
+def asked(
+    target: Path,
+    config: DrafterFlowConfig,
+    prompts: int | None,
+    held_out: int,
+    writer: "EngineHandle | None" = None,
+) -> "tuple[Traffic, Answering]":
     """Prompts of each source that no run has to give, without later turns, and how they are answered; to measure on,
     `held_out` others of each and the questions of `drafter.benchmarks`, or none.
 
-    prompts: of each source, in place of the numbers in `drafter.traffic`.
-
+    prompts: of each source, in place of the numbers in `drafter.traffic`. writer: an engine of the target, which writes
+    those of the source `own`; without one they are left out.
     Raises MeasureError when no source can be used.
     """
     from tasks.drafter.answers import Answering
-    from tasks.drafter.sources import OWN, RL, ROLLOUTS
+    from tasks.drafter.sources import OWN, RL, ROLLOUTS, own
     from tasks.drafter.template import ChatTemplate
     from tasks.drafter.traffic import Traffic, gather
 
-    settings, given = config.drafter, (OWN, RL, ROLLOUTS)
-    wanted = [s.model_copy(update={"prompts": prompts or s.prompts}) for s in settings.traffic if s.source not in given]
+    settings, template = config.drafter, ChatTemplate(target)
+    without = (RL, ROLLOUTS) if writer else (OWN, RL, ROLLOUTS)
+    wanted = [
+        s.model_copy(update={"prompts": prompts or s.prompts}) for s in settings.traffic if s.source not in without
+    ]
     if not wanted:
         raise MeasureError("drafter.traffic has no source of prompts of its own: add one, such as writing or code")
-    longest = settings.max_prompt_tokens
+    longest, concurrency, given = settings.max_prompt_tokens, config.engine.max_concurrent_sequences, {}
+    if count := sum(source.prompts + held_out for source in wanted if source.source == OWN):
+        sampling = dict(max_tokens=longest, concurrency=concurrency, seed=settings.seed)
+        given[OWN] = asyncio.run(own.write(writer, template, count, **sampling))
     found = gather(
         wanted,
-        ChatTemplate(target),
+        template,
         held_out=held_out,
         max_prompt_tokens=longest,
         seed=settings.seed,
+        given=given,
         benchmarks=settings.benchmarks if held_out else (),
     )
     first = [prompt.model_copy(update={"later": []}) for prompt in found.train]
@@ -83,7 +96,7 @@ def asked(target: Path, config: DrafterFlowConfig, prompts: int | None, held_out
         max_prompt_tokens=longest,
         temperature=settings.temperature,
         seed=settings.seed,
-        concurrency=config.engine.max_concurrent_sequences,
+        concurrency=concurrency,
     )
     return Traffic(train=first, held_out=found.held_out), answering
 

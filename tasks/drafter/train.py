@@ -74,17 +74,24 @@ class HeadTrainer(TrainingLoop):
     def _begin(self, train: list, held_out: list[Captured]) -> None:
         """train: captured sequences, or such without states."""
         self.train, self.held_out = train, held_out
+        self.seen: dict[int, Rows] = {}  # of sequences that came before: views of their states, and small tensors
         require_learnable(map(self.sequence, train), self.config.micro_batch_tokens)
         self.start(packs(list(map(self.sequence, train)), self.config))
 
     def batch(self, chosen: List[int]) -> Rows:
         """A pack of the training sequences with these numbers."""
-        return self.packed([self.train[i] for i in chosen])
+        for i in chosen:
+            if i not in self.seen:
+                self.seen[i] = self.rows(self.train[i])
+        return self.packed([self.seen[i] for i in chosen])
 
-    def packed(self, sequences: List[Captured]) -> Rows:
+    def rows(self, one: Captured) -> Rows:
+        """What is trained on of a sequence."""
+        return rows(one, self.config.micro_batch_tokens, self.config.ttt_steps)
+
+    def packed(self, sequences: List[Rows]) -> Rows:
         """A pack of these sequences, and what its loss will compute."""
-        limits, on_gpu = (self.config.micro_batch_tokens, self.config.ttt_steps), self.device == "cuda"
-        batch = pack([rows(one, *limits) for one in sequences], pinned=on_gpu)
+        batch = pack(sequences, pinned=self.device == "cuda")
         way = attention.fits(self.device, self.config)
         asked = plan(batch, self.config.ttt_steps, self.config.num_layers, way)
         return replace(batch, plan=asked)
@@ -169,7 +176,7 @@ class StreamedHeadTrainer(HeadTrainer):
 
     def batch(self, chosen: List[int]) -> Rows:
         """A pack of the training sequences with these numbers, which have been received."""
-        return self.packed([self.loaded[self.train[i].key] for i in chosen])
+        return self.packed([self.rows(self.loaded[self.train[i].key]) for i in chosen])
 
     @staticmethod
     def sequence(one: Captured | Sequence) -> Sequence:

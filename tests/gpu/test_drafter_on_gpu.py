@@ -80,7 +80,7 @@ def test_flash_kernels_attend_as_masked_products_do(later):
         attended = way.of(document_ids, wanted).to("cuda").attend(given[0] / 8, Keys(pairs[0], pairs[1:]))
         found.append([attended, *torch.autograd.grad((attended * weight).sum(), given)])
     for dense, flash in zip(*found, strict=True):
-        assert (flash.float() - dense).norm() <= 0.02 * dense.norm()
+        assert (flash.float() - dense).norm() <= 0.03 * dense.norm()
 
 
 @pytest.mark.parametrize("form", [{}, {"num_layers": 2}])
@@ -88,18 +88,17 @@ def test_flash_attention_trains_as_masked_products_do(states, tiny_llama, form):
     trainer = HeadTrainer(tiny_llama, states, CONFIG.model_copy(update={"dtype": "bfloat16", **form}))
     batch, found = trainer.batch(next(trainer.packs)), []
     assert isinstance(batch.plan.attention, Flash)
-    for way in (Flash, Dense):
+    for way, dtype in ((Flash, "bfloat16"), (Dense, "bfloat16"), (Dense, "float32")):
+        trainer.config = trainer.config.model_copy(update={"dtype": dtype})
         asked = ttt.plan(batch, trainer.config.ttt_steps, trainer.config.num_layers, way)
         trainer.model.zero_grad()
         with trainer._precision():
             value = trainer.loss(replace(batch, plan=asked), batch.trained)
         value.backward()
-        gradients = {name: p.grad.clone() for name, p in trainer.parameters.items()}
-        found.append((value.item(), gradients))
-    (flash, ours), (dense, theirs) = found
-    assert flash == pytest.approx(dense, rel=2e-3)
-    for name, gradient in theirs.items():
-        assert torch.cosine_similarity(ours[name].flatten(), gradient.flatten(), dim=0) > 0.995, name
+        found.append([value.detach().clone(), *(p.grad.clone() for p in trainer.parameters.values())])
+    for name, flash, dense, exact in zip(["loss", *trainer.parameters], *found, strict=True):
+        error, usual = ((one - exact).norm() / exact.norm() for one in (flash, dense))
+        assert error <= 2 * usual + 0.02, f"{name}: {error:.4f} in bfloat16, {usual:.4f} by masked products"
 
 
 def test_a_head_trained_in_bfloat16_keeps_its_contract(states, tiny_llama, tmp_path):
