@@ -5,7 +5,6 @@ import asyncio
 import random
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,8 +68,6 @@ class DrafterMeasurement:
         layer_ids = captured_layers(target)
         size = layer_bytes(target, len(layer_ids), config.engine.dtype)
         torch.set_num_threads(config.cluster.trainer_threads)
-        imported = threading.Thread(target=heads.warm_up)  # meanwhile: it takes as long as an engine's start
-        imported.start()
         with tempfile.TemporaryDirectory() as scratch:
             here = Path(scratch)
             capturing = Capture(layer_ids=layer_ids, folder=here / "staging")
@@ -79,7 +76,8 @@ class DrafterMeasurement:
                 EngineSpec(model=target, role=Role.capture, config=config.engine, capture=capturing),
             ]
             say("starting an engine that reads and one that captures")
-            with engines(specs, here, say) as (reader, capturer):
+            # The trainer's imports take as long as an engine's start.
+            with engines(specs, here, say, meanwhile=heads.warm_up) as (reader, capturer):
                 warm, timed = (random_sequences(target, options, seed) for seed in (1, 2))
                 _read(reader.handle(), warm, concurrency)
                 plain = _read(reader.handle(), timed, concurrency)
@@ -93,7 +91,6 @@ class DrafterMeasurement:
                     say(f"captured {speed[name]:.0f} tokens/s ({name}), {speed[name] / plain:.0%} of reading")
                     if name != "answers":
                         shutil.rmtree(here / name)
-            imported.join()
             training = measure_training.compare(
                 target, here / "answers", config.drafter, options.steps, here, say, config.engine.dtype
             )

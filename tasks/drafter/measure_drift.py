@@ -66,23 +66,17 @@ class DriftMeasurement:
 
     def measure(self, config: DrafterFlowConfig, options: DriftOptions, say: Callable[[str], None]) -> Measured:
         """Raises MeasureError when there is no such target or drafter, or no source of traffic can be used."""
-        import threading
-
         import torch
 
         from infra.store.open import open_store
-        from tasks.drafter import heads
 
         target, drafter = _chosen(config.target.name, options)
         say(f"{drafter.label}, made for {drafter.parts['target']}, on {target.label}")
         model, old = open_store().open(target.artifact), open_store().open(drafter.artifact)
         torch.set_num_threads(config.cluster.trainer_threads)
-        imported = threading.Thread(target=heads.warm_up)  # meanwhile: it takes as long as an engine's start
-        imported.start()
         with tempfile.TemporaryDirectory() as scratch:
             here = Path(scratch)
             prompts = _capture(model, config, here, say)
-            imported.join()
             courses = {}
             for name, previous, share in ((WARM, old, options.warm_share), (SCRATCH, None, 1.0)):
                 steps = max(1, round(share * config.drafter.training_steps))
@@ -171,6 +165,7 @@ def _chosen(name: str, options: DriftOptions) -> "tuple[Version, Version]":
 def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[str], None]) -> "Traffic":
     """The target's answers to the traffic, their states in `here`/states; what to measure on."""
     from infra.engine.spec import Capture, EngineSpec, Role
+    from tasks.drafter import heads
     from tasks.drafter.answers import answer
     from tasks.drafter.capture import layer_bytes
     from tasks.drafter.contract import captured_layers
@@ -184,7 +179,7 @@ def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[
         EngineSpec(model=model, role=Role.capture, config=config.engine, capture=capturing),
     ]
     say("starting an engine that answers and one that captures")
-    with engines(specs, here, say) as (answerer, capturer):
+    with engines(specs, here, say, meanwhile=heads.warm_up) as (answerer, capturer):
         say("gathering prompts")
         prompts, answering = asked(model, config, None, config.drafter.eval_prompts, writer=answerer.handle())
         say(f"answering {len(prompts.train)} prompts")

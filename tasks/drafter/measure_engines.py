@@ -22,12 +22,16 @@ MOST = 0.6  # of a GPU's memory, for all engines together: a trainer is there to
 
 
 @contextmanager
-def engines(specs: "list[EngineSpec]", folder: Path, say: Callable[[str], None]) -> "Iterator[list[Engine]]":
-    """Engines of these specs, started at once: who is not asked costs nothing, and waiting for each start does."""
+def engines(
+    specs: "list[EngineSpec]", folder: Path, say: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None
+) -> "Iterator[list[Engine]]":
+    """Engines of these specs, started at once: who is not asked costs nothing, and waiting for each start does.
+    meanwhile: what this thread does until then."""
     from infra.engine.launch import start
 
     with ThreadPoolExecutor(len(specs)) as threads, ExitStack() as running:
         starting = [threads.submit(start, _fixed(spec, len(specs)), folder, say) for spec in specs]
+        meanwhile()
         wait(starting)
         for started in starting:
             if not started.exception():
