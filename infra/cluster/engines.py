@@ -8,20 +8,20 @@ from infra.engine.spec import EngineHandle, EngineSpec
 
 
 class EngineHost:
-    """Starts engines and keeps the process they are forked from warm. Engines end with it, whatever ends it.
+    """Starts engines. They end with it, whatever ends it.
 
     Called from several threads: an engine that starts does not hold up the others.
     """
 
-    def __init__(self, log_dir: Path, warm: bool) -> None:
-        """warm: import vLLM already, before the first engine is asked for."""
+    def __init__(self, log_dir: Path, nursery: str | None) -> None:
+        """nursery: of the process that asks for engines, if it has one; by default this one starts its own, before the
+        first engine is asked for (`launch.warm_up`)."""
         self._log_dir = log_dir
         self._engines: dict[str, launch.Engine] = {}
         self._lines: dict[str, str] = {}
         self._stopped: set[str] = set()
         self._lock = threading.Lock()
-        if warm:
-            launch.warm_up(log_dir)
+        launch.warm_up(log_dir, nursery)
 
     def start(self, name: str, spec: EngineSpec) -> EngineHandle:
         """Start an engine under a name of the caller's choice and wait until it is ready.

@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from infra.cluster.connection import Connection
+from infra.cluster.connection import ADDRESS_VARIABLE, Connection
 from infra.cluster.placement import PlacementError, Resources
 from infra.config.confidential import is_secret_variable
+from infra.engine import launch
 from infra.engine.errors import EngineError
 from infra.engine.flags import SLEEPING_THREADS
 from infra.engine.pin import accelerated
@@ -173,6 +174,7 @@ class Session:
         return {} if self._connection.local else handed_on()
 
     def _warm_up(self) -> None:
+        _nursery()
         with suppress(PlacementError):  # no cluster answers: told to whoever needs it
             self._ray()
             if not accelerated():
@@ -181,6 +183,7 @@ class Session:
     def _host(self, reserve: Resources, log_dir: Path | None) -> tuple[Any, Any]:
         """(placement group or None, host). Engines without a reservation share one host, which forks them; on GPUs each
         has its own, which Ray gives its devices."""
+        nursery = _nursery()
         ray = self._ray()
         from infra.cluster.engines import EngineHost
 
@@ -193,7 +196,7 @@ class Session:
             host = (
                 ray.remote(EngineHost)
                 .options(**options, **_options(reserve, group))
-                .remote(log_dir or home() / "logs" / "engines", not accelerated())
+                .remote(log_dir or home() / "logs" / "engines", nursery)
             )
             self._hosts.append(host)
             if shared:
@@ -250,6 +253,11 @@ class Session:
             have = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0))
             raise PlacementError(f"a worker needs {need}, but only {have} are free: other workers hold the rest")
         return group
+
+
+def _nursery() -> str | None:
+    """Of this process, where its engines run on this machine: they are forked from it, whichever host owns them."""
+    return None if os.environ.get(ADDRESS_VARIABLE) else launch.warm_up()
 
 
 def handed_on() -> dict[str, str]:

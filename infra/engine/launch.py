@@ -15,6 +15,7 @@ from pathlib import Path
 from infra.engine import flags
 from infra.engine.errors import EngineError
 from infra.engine.failure import passing
+from infra.engine.flags import NURSERY_VARIABLE
 from infra.engine.nursery import Nursery
 from infra.engine.pin import accelerated
 from infra.engine.ready import Patience, Progress, wait_until_ready
@@ -128,10 +129,17 @@ def start(
     return engine
 
 
-def warm_up(log_dir: Path | None = None) -> None:
-    """Begin to import vLLM in the background, so that the first engine of this process starts sooner."""
-    if not accelerated():
-        _the_nursery(Path(log_dir or _logs()))
+def warm_up(log_dir: Path | None = None, nursery: str | None = None) -> str | None:
+    """Begin to import vLLM in the background, so that the first engine of this process starts sooner.
+
+    nursery: what another process's `warm_up` returned: engines are taken from there, while it is there.
+    Returns the address of the nursery; none on GPUs.
+    """
+    if accelerated():
+        return None
+    if nursery:
+        os.environ[NURSERY_VARIABLE] = nursery
+    return _the_nursery(Path(log_dir or _logs())).address
 
 
 def _logs() -> Path:

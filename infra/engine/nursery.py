@@ -1,16 +1,20 @@
 """A process that has imported vLLM and forks engines: they start without importing anything again.
 
-One nursery per owner process, started with its first engine. It lives as long as its control socket. Only for CPU: a
-process that has touched CUDA cannot be forked.
+The first process that needs engines starts a nursery and names it in its environment, so that the processes it starts
+take theirs from it too. It lives as long as anyone is connected to it. Its socket is an abstract one, which vanishes
+with it; both ends refuse another user's process. On GPUs nothing here touches CUDA, which no fork survives: each engine
+does so for itself.
 """
 
 import gc
 import importlib
 import json
 import os
+import secrets
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,8 +24,9 @@ from pathlib import Path
 
 from infra.engine.errors import EngineError
 from infra.engine.failure import root_cause
-from infra.engine.flags import SLEEPING_THREADS, caches
+from infra.engine.flags import NURSERY_VARIABLE, SLEEPING_THREADS, caches
 from infra.engine.lifeline import guard
+from infra.engine.pin import accelerated
 from infra.engine.ready import PROGRESS_S
 
 # What the API server, EngineCore and worker processes would import one after the other while they start.
@@ -56,40 +61,46 @@ PRELOAD = (
     "vllm.model_executor.models.llama_eagle3",
     "vllm.model_executor.models.qwen3",
     "vllm.renderers.hf",
-    "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.core.sched.scheduler",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
-    "vllm.v1.worker.cpu_worker",
 )
+PRELOAD_ON_CPU = ("vllm.v1.attention.backends.cpu_attn", "vllm.v1.worker.cpu_worker")
+PRELOAD_ON_GPUS = (
+    "vllm.device_allocator.cumem",
+    "vllm.model_executor.warmup.kernel_warmup",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.worker.gpu_worker",
+)
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Nursery:
-    """The owner's side: starts the process and asks it for engines. Safe to use from several threads."""
+    """A connection to the nursery that the environment names, or else to a new one. Several threads may use it."""
 
     def __init__(self, log: Path) -> None:
-        """Start importing; returns at once.
+        """Connect; a new nursery begins to import at once. Does not wait for it.
 
-        log: file for what the nursery itself prints.
+        log: file for what a new nursery itself prints.
         """
-        self._log = log
         self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, log.open("w") as out:
-            command = [sys.executable, "-u", "-m", "infra.engine.nursery", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command,
-                env=caches() | os.environ | SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
+        self._control, self.address = _join() or _start(log)
+        self._log = Path(json.loads(self.address)["log"])
+        os.environ[NURSERY_VARIABLE] = self.address
         os.register_at_fork(after_in_child=self._control.close)
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        """Whether the nursery may still answer."""
+        try:
+            return bool(self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:  # hung up on, here or there
+            return False
 
     def fork(
         self, flags: list[str], env: dict[str, str], threads: int, fds: list[int], tick: Callable[[], None]
@@ -100,10 +111,11 @@ class Nursery:
         tick: called every few seconds while vLLM is still being imported; may raise to give up.
         Raises EngineError when the nursery has died.
         """
-        request = json.dumps({"flags": flags, "env": env, "threads": threads}).encode()
+        request = {"flags": flags, "env": env, "threads": threads, "cwd": os.getcwd()}
+        request |= {"cores": list(os.sched_getaffinity(0))}
         with self._lock:
             try:
-                socket.send_fds(self._control, [request], fds)
+                socket.send_fds(self._control, [json.dumps(request).encode()], fds)
                 while not select.select([self._control], [], [], PROGRESS_S)[0]:
                     tick()
                 if self._control.recv(16) == b"forked":
@@ -111,34 +123,102 @@ class Nursery:
             except ConnectionError:
                 pass  # told below, with the nursery's own words
             except BaseException:
-                self._process.kill()  # it would answer a question that nobody waits for any more
+                self._control.close()  # it will answer a question that nobody waits for any more
                 raise
-        self._process.wait()
         raise EngineError(f"vLLM cannot be imported: {root_cause(self._log)} (log: {self._log})")
 
 
+def _join() -> tuple[socket.socket, str] | None:
+    """A connection to the nursery that the environment names, and its address; none where it is gone, or runs other
+    code than this process."""
+    address = os.environ.get(NURSERY_VARIABLE)
+    if not address or (named := json.loads(address))["code"] != _code():
+        return None
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        control.connect("\0" + named["socket"])
+    except OSError:
+        control.close()
+        return None
+    if _peer(control) != os.getuid():
+        control.close()
+        return None
+    return control, address
+
+
+def _start(log: Path) -> tuple[socket.socket, str]:
+    name = f"lockstep-nursery-{secrets.token_hex(16)}"
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, log.open("w") as out:
+        listening.bind("\0" + name)
+        listening.listen(128)
+        control.connect("\0" + name)
+        subprocess.Popen(
+            [sys.executable, "-u", "-m", "infra.engine.nursery", str(listening.fileno())],
+            env=caches() | os.environ | SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"},
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,  # an interrupt from the keyboard is for whoever asks for engines
+        )
+    return control, json.dumps({"socket": name, "log": str(log.absolute()), "code": _code()})
+
+
+def _code() -> list[str]:
+    return [sys.prefix, str(_ROOT)]
+
+
+def _peer(connection: socket.socket) -> int:
+    """User id of the process at the other end."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return uid
+
+
 def main() -> None:
-    """`python -m infra.engine.nursery CONTROL_FD`: import, then fork engines until the owner hangs up."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    """`python -m infra.engine.nursery LISTENING_FD`: import, then fork engines until the last process has hung up."""
+    listening = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()  # what is imported stays: looking through it again and again took a quarter of the imports' time
-    for module in PRELOAD:
+    for module in PRELOAD + (PRELOAD_ON_GPUS if accelerated() else PRELOAD_ON_CPU):
         importlib.import_module(module)
     # vLLM collects garbage six times while it starts: half a second each over all that was imported, if not frozen.
     gc.collect()
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guardians report through their pipes; nobody waits for them
+    connections: list[socket.socket] = []
     while True:
-        request, fds, _, _ = socket.recv_fds(control, 1 << 20, 4)
-        if not request:
+        for ready in select.select([listening, *connections], [], [])[0]:
+            if ready is listening:
+                connection, _ = listening.accept()
+                if _peer(connection) == os.getuid():
+                    connections.append(connection)
+                else:
+                    connection.close()
+            elif not _answer(ready, [listening, *connections]):
+                connections.remove(ready)
+                ready.close()
+        if not connections and not select.select([listening], [], [], 0)[0]:
             return
+
+
+def _answer(connection: socket.socket, open_here: list[socket.socket]) -> bool:
+    """Fork the engine that is asked for; whether anyone is there still."""
+    try:
+        request, fds, _, _ = socket.recv_fds(connection, 1 << 20, 4)
+        if not request:
+            return False
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            control.close()
+            for inherited in open_here:
+                inherited.close()
             _become_guardian(json.loads(request), *fds)
         for fd in fds:
             os.close(fd)
-        control.send(b"forked")
+        connection.send(b"forked")
+    except ConnectionError:  # gave up while it was waiting: the engine ends with its lifeline
+        return False
+    return True
 
 
 def _become_guardian(request: dict, log: int, listening: int, lifeline: int, status: int) -> None:
@@ -147,12 +227,15 @@ def _become_guardian(request: dict, log: int, listening: int, lifeline: int, sta
     os.close(log)
     os.environ.clear()
     os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    os.sched_setaffinity(0, request["cores"])
     tempfile.tempdir = None  # the nursery's own, if it has asked for one
 
     def serve() -> None:
         from infra.engine.server import serve
 
-        _fork_instead_of_spawning(request["threads"])
+        if not accelerated():
+            _fork_instead_of_spawning(request["threads"])
         serve(request["flags"], socket.socket(fileno=listening))
 
     guard(serve, lifeline, status, listening)

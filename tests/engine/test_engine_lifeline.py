@@ -12,6 +12,7 @@ import pytest
 
 from infra.config.target import EngineConfig
 from infra.engine.errors import EngineError
+from infra.engine.flags import NURSERY_VARIABLE
 from infra.engine.launch import start
 from infra.engine.spec import EngineSpec, Role
 
@@ -60,12 +61,17 @@ def test_stop_ends_every_process_and_frees_shared_memory_and_nobody_was_told_the
     assert engine.key not in engine.log.read_text()
 
 
+def owner_of(spec: EngineSpec, log_dir: Path, env: dict[str, str]) -> subprocess.Popen:
+    """A process that tells the pid of its engine's API server and then waits."""
+    command = [sys.executable, "-c", OWNER, spec.model_dump_json(), str(log_dir)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
 def test_a_killed_owner_takes_its_engine_along(spec, tmp_path):
-    command = [sys.executable, "-c", OWNER, spec.model_dump_json(), str(tmp_path)]
-    pipe = subprocess.PIPE
+    alone = {name: value for name, value in os.environ.items() if name != NURSERY_VARIABLE}
     with (
         tempfile.TemporaryDirectory() as temporary,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | {"TMPDIR": temporary}) as owner,
+        owner_of(spec, tmp_path, alone | {"TMPDIR": temporary}) as owner,
     ):
         found = processes(int(owner.stdout.readline()))
         assert os.listdir(temporary)
@@ -73,6 +79,21 @@ def test_a_killed_owner_takes_its_engine_along(spec, tmp_path):
         owner.send_signal(signal.SIGKILL)
         assert_gone(found)
         assert os.listdir(temporary) == []
+
+
+def test_processes_share_the_nursery_of_the_one_that_started_them_and_it_may_die(spec, tmp_path):
+    with start(spec, tmp_path) as engine:
+        nursery = processes(engine.pid)[0].parent()
+        with owner_of(spec, tmp_path, dict(os.environ)) as owner:
+            theirs = processes(int(owner.stdout.readline()))
+            assert theirs[0].parent() == nursery
+            owner.kill()
+            assert_gone(theirs)
+        nursery.kill()
+        assert_gone([nursery])
+        assert engine.alive()
+    with start(spec, tmp_path) as engine:
+        assert processes(engine.pid)[0].parent() != nursery
 
 
 @pytest.mark.parametrize("victim", ["API server", "EngineCore", "worker"])
