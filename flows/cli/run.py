@@ -197,6 +197,7 @@ def _submit(client, request: Request, settings: configs.FlowConfig):
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.states import Cancelling
 
+    from flows.cli.screen import Screen
     from infra.services import deployments
     from infra.services.follow import Follower
 
@@ -221,11 +222,11 @@ def _submit(client, request: Request, settings: configs.FlowConfig):
     _announce(client, flow_run)
     follower = Follower(client, flow_run.id)
     try:
-        return _follow(follower), flow_run.id
+        return _follow(follower, Screen()), flow_run.id
     except KeyboardInterrupt:
         print("\nstopping the run ...", file=sys.stderr)
         client.set_flow_run_state(flow_run.id, Cancelling())
-        return _follow(follower), flow_run.id
+        return _follow(follower, Screen()), flow_run.id
 
 
 def _run_here(client, request: Request, settings: configs.FlowConfig):
@@ -234,6 +235,7 @@ def _run_here(client, request: Request, settings: configs.FlowConfig):
     from prefect.client.orchestration import get_client
     from prefect.flow_engine import run_flow as run_prefect_flow
 
+    from flows.cli.screen import Screen
     from infra.services.follow import Follower
 
     sys.path.insert(0, os.getcwd())  # scorers named by module are found as they are by the worker
@@ -241,9 +243,11 @@ def _run_here(client, request: Request, settings: configs.FlowConfig):
     flow_run = client.create_flow_run(flow, parameters={"config": settings})
     _announce(client, flow_run)
 
+    screen = Screen()
+
     def watch() -> None:
         with get_client(sync_client=True) as own_client:
-            _follow(Follower(own_client, flow_run.id))
+            _follow(Follower(own_client, flow_run.id), screen)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -253,6 +257,7 @@ def _run_here(client, request: Request, settings: configs.FlowConfig):
     except KeyboardInterrupt:
         state = client.read_flow_run(flow_run.id).state
     watcher.join(timeout=_last_look_s(state) + 2 * POLL_S)
+    screen.close()
     return state, flow_run.id
 
 
@@ -261,11 +266,8 @@ def _announce(client, flow_run) -> None:
     print(f"{flow_run.name}: {page}/runs/flow-run/{flow_run.id}", file=sys.stderr)
 
 
-def _follow(follower):
+def _follow(follower, screen):
     """Show the run until it has ended; its final state."""
-    from flows.cli.screen import Screen
-
-    screen = Screen()
     try:
         while True:
             news = follower.look()

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from shutil import get_terminal_size
@@ -15,15 +16,30 @@ _COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRIT
 
 
 class Screen:
-    """Writes to stderr, so that stdout carries results alone."""
+    """Writes to stderr, so that stdout carries results alone. Whoever follows a run may be late: once closed, by any
+    thread, it shows nothing more."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._started = time.monotonic()
         self._printed = ("", 0.0)
+        self._lock, self._closed = threading.Lock(), False
 
     def show(self, news: Snapshot) -> None:
         """Print the new log lines and renew the live line."""
+        with self._lock:
+            if not self._closed:
+                self._show(news)
+
+    def close(self) -> None:
+        """Take the live line away. May be called again."""
+        with self._lock:
+            if self._live and not self._closed:
+                sys.stderr.write(_ERASE)
+                sys.stderr.flush()
+            self._closed = True
+
+    def _show(self, news: Snapshot) -> None:
         for line in news.lines:
             self._print(line)
         text = self._doing(news)
@@ -33,12 +49,6 @@ class Screen:
         elif news.doing != self._printed[0] or time.monotonic() - self._printed[1] > QUIET_EVERY_S:
             self._printed = (news.doing, time.monotonic())
             print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Take the live line away."""
-        if self._live:
-            sys.stderr.write(_ERASE)
-            sys.stderr.flush()
 
     def _print(self, line: Line) -> None:
         text = f"{line.time.astimezone():%H:%M:%S} {line.text}"
