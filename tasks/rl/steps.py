@@ -12,6 +12,7 @@ from infra.lineage.runs import Run
 from infra.lineage.source import base_version
 from infra.lineage.versions import Version
 from infra.services import runs
+from infra.services.behind import Behind
 from infra.services.prefect import durable
 from infra.services.progress import report
 from infra.store.open import open_store
@@ -42,16 +43,17 @@ def train(
     base: ArtifactRef, config: RLFlowConfig, run: str, mlflow_run_id: str, drafter: Proposing | None = None
 ) -> RLResult:
     """`train_policy` from the model `base` in the run's own folder, with `drafter` in the rollouts. Each step's figures
-    go to MLflow as it ends."""
+    go to MLflow as it ends, beside the next one."""
     lineage = Lineage()
     tracking = Run(lineage.client, lineage.uri, lineage.experiment, mlflow_run_id)
-    result = train_policy(
-        open_store().open(base),
-        config,
-        _workdir(run),
-        on_step=lambda step, figures: tracking.log_metrics(figures, step=step),
-        drafter=drafter and drafter.speculation(),
-    )
+    with Behind() as behind:
+        result = train_policy(
+            open_store().open(base),
+            config,
+            _workdir(run),
+            on_step=lambda step, figures: behind(tracking.log_metrics, figures, step=step),
+            drafter=drafter and drafter.speculation(),
+        )
     if result.resumes:
         tracking.set_tags({"resumed_under_other_pins": " | ".join(result.resumes)})
     return result
