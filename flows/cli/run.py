@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -268,7 +269,7 @@ def _announce(client, flow_run) -> None:
 
 def _follow(follower, screen):
     """Show the run until it has ended; its final state."""
-    try:
+    with closing(screen):
         while True:
             news = follower.look()
             screen.show(news)
@@ -281,8 +282,6 @@ def _follow(follower, screen):
             if news.state.is_final():
                 return news.state
             time.sleep(POLL_S)
-    finally:
-        screen.close()
 
 
 def _last_look_s(state) -> float:
