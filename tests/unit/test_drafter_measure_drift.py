@@ -1,10 +1,14 @@
-"""What a measurement of drift says about its courses."""
+"""How a measurement of drift trains, and what it says about its courses."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
-from tasks.drafter.measure_drift import OLD, SCRATCH, WARM, Course, measured
+from infra.config.drafter import DrafterConfig
+from tasks.drafter import contract
+from tasks.drafter.measure_drift import OLD, SCRATCH, WARM, Course, measured, train
+from tasks.drafter.states import Captured, Sequence, StatesWriter
 
 HERE = Path("head")
 
@@ -40,3 +44,23 @@ def test_what_was_not_lost_is_not_won_back():
     assert "-4.5% are lost" in lost
     (partly,) = measured("t", courses([(0, 1.8), (100, 1.9)])).findings[1:]
     assert "wins back 25%" in partly and "of it after" not in partly
+
+
+def test_both_courses_are_looked_at_by_tokens_and_end_in_heads_that_can_be_served(tiny_llama, tmp_path):
+    layers, generator = [2, 4, 5, 8], torch.Generator().manual_seed(0)
+    with StatesWriter(tmp_path / "states", layers) as writer:
+        for i in range(8):
+            tokens = torch.randint(0, 40, (30,), generator=generator).tolist()
+            sequence = Sequence(key=str(i), domain="d", token_ids=tokens, answers=[(8, 30)], finish_reason="length")
+            writer.add(Captured(sequence, torch.randn(29, len(layers), 128, generator=generator)))
+    config = DrafterConfig(
+        training_steps=6, held_out_looks=3, patience=0, draft_vocab_size=64, micro_batch_tokens=96, held_out_share=0.25
+    )
+    scratch = train(tiny_llama, tmp_path / "states", config, None, tmp_path / SCRATCH, "float32")
+    few = config.model_copy(update={"training_steps": 3})
+    warm = train(tiny_llama, tmp_path / "states", few, scratch.head, tmp_path / WARM, "float32")
+    assert [tokens for tokens, _ in scratch.looks][0] == 0 and len(scratch.looks) == 4
+    assert scratch.tokens == scratch.looks[-1][0] > warm.tokens > 0
+    assert warm.looks[0][1] == scratch.best, "it begins where the other was at its best"
+    for course in (scratch, warm):
+        contract.check(course.head, tiny_llama)
