@@ -63,6 +63,7 @@ class Follower:
         self._root = flow_run_id
         self._runs: dict[UUID, FlowRun] = {}
         self._seen: set[UUID] = set()
+        self._names: dict[UUID, str] = {}  # of the flows
         self._logging: set[UUID] = set()  # tasks that have logged something
         self._said_last = False
         self._since = datetime.now(UTC) - timedelta(seconds=LATE_S)
@@ -85,7 +86,7 @@ class Follower:
             name = task_name(task)
             flow = self._runs[task.flow_run_id]
             told = self._told(task)
-            where = "" if flow.id == self._root else f"{flow_name(self._client, flow)}: "
+            where = "" if flow.id == self._root else f"{self._name(flow)}: "
             snapshot.doing = f"{where}{name}" + (f": {told}" if told else "")
             snapshot.task_started = task.start_time
             snapshot.usual_s = durations.usual(name, _target(root))
@@ -102,11 +103,11 @@ class Follower:
             timestamp=filters.LogFilterTimestamp(after_=self._since - timedelta(seconds=LATE_S)),
             level=filters.LogFilterLevel(ge_=20),
         )
-        new = []
-        offset = 0
-        while page := self._client.read_logs(wanted, limit=LIMIT, offset=offset, sort=LogSort.TIMESTAMP_ASC):
+        new, offset, page = [], 0, None
+        while page is None or len(page) == LIMIT:
+            page = self._client.read_logs(wanted, limit=LIMIT, offset=offset, sort=LogSort.TIMESTAMP_ASC)
             new += [log for log in page if log.id not in self._seen]
-            offset += len(page)
+            offset += LIMIT
         for log in new:
             self._seen.add(log.id)
             self._since = max(self._since, log.timestamp)
@@ -136,6 +137,11 @@ class Follower:
         """Whether this is the placeholder for a flow that another flow called."""
         return any(run.parent_task_run_id == task.id for run in self._runs.values())
 
+    def _name(self, run: FlowRun) -> str:
+        if run.flow_id not in self._names:
+            self._names[run.flow_id] = self._client.read_flow(run.flow_id).name
+        return self._names[run.flow_id]
+
     def _told(self, task: TaskRun) -> str:
         wanted = filters.ArtifactFilter(
             task_run_id=filters.ArtifactFilterTaskRunId(any_=[task.id]),
@@ -152,11 +158,6 @@ def _target(run: FlowRun) -> str:
 def task_name(task: TaskRun) -> str:
     """The task's name without the suffix that Prefect gives to each of its runs."""
     return _TASK_SUFFIX.sub("", task.name)
-
-
-def flow_name(client: SyncPrefectClient, run: FlowRun) -> str:
-    """The name of the flow of `run`."""
-    return client.read_flow(run.flow_id).name
 
 
 def cause(state: State) -> tuple[str, str]:
