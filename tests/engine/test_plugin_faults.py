@@ -2,7 +2,9 @@
 
 import hashlib
 import importlib.metadata
+import math
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,32 @@ def test_pinned_memory_still_wants_cuda():
 
     with pytest.raises(RuntimeError):
         torch.empty(1, pin_memory=True)
+
+
+def test_a_process_that_waits_for_another_sleeps(tmp_path, monkeypatch):
+    """It sleeps where it waits at its socket, for milliseconds."""
+    import zmq
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    from infra.engine import quirks
+
+    slept = []
+
+    class Poller:
+        def poll(self, timeout: int) -> list:
+            slept.append(timeout)
+            return []
+
+    with zmq.Context() as context:
+        reader = SpinCondition(True, context, f"ipc://{tmp_path}/news")
+        reader.poller = Poller()
+        reader.last_read = time.monotonic() + 3600  # a moment ago, however slow the machine is
+        reader.wait(5000)
+        assert slept == [], NO_LONGER
+        monkeypatch.setattr(SpinCondition, "wait", SpinCondition.wait)  # put back after the test
+        quirks.wait_for_messages_asleep()
+        reader.wait(5000)
+        reader.last_read = -math.inf
+        reader.wait(5000)
+        assert slept == [quirks.NAP_MS, 5000]
+        context.destroy(linger=0)
