@@ -133,7 +133,9 @@ def measured(name: str, courses: dict[str, Course]) -> Measured:
         back, needed = (warm.best - start) / lost, warm.reached(start + REACHED * lost)
         rows.append(row("acceptance_recovered", back, n=warm.tokens, unit="share", subject=subject))
         rows.append(row("tokens_of_scratch", warm.tokens / done, n=warm.tokens, unit="ratio", subject=subject))
-        when = f"; {REACHED:.0%} of it after {needed}" if needed is not None else ""
+        when = f"; {REACHED:.0%} of it after {needed}, {needed / done:.1%}" if needed is not None else ""
+        if needed is not None:
+            rows.append(row("tokens_to_recover", needed / done, n=needed, unit="ratio", subject=subject))
         findings.append(
             f"The warm start wins back {back:.0%} with {warm.tokens} tokens, {warm.tokens / done:.1%} of what training "
             f"from nothing took{when}."

@@ -32,7 +32,7 @@ def test_a_warm_start_is_compared_with_what_training_from_nothing_took():
     assert figures["served_acceptance_maths", OLD] == 1.5
     lost, back = found.findings
     assert "within 1% of that after 1000 tokens" in lost and "wins back 99% with 100 tokens, 10.0%" in back
-    assert "95% of it after 100" in back
+    assert "95% of it after 100, 10.0%" in back and figures["tokens_to_recover", ""] == pytest.approx(0.1)
     assert [line["tokens trained on"] for line in found.table] == [0, 100, 2000]
     assert all(line["served, maths"] for line in found.table)
 
