@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from infra.config.flows import RLFlowConfig
-from infra.config.rl import JsonlEnvironment, RLConfig
+from infra.config.rl import JsonlEnvironment, MismatchBounds, RLConfig
 from infra.config.target import ClusterConfig, EngineConfig
 from tasks.rl.journal import Journal
 from tasks.rl.lengths import Lengths
@@ -22,6 +22,8 @@ from tasks.rl.result import ROLLOUTS, STEPS, RLResult
 from tasks.rl.run import train_policy
 
 TESTS = Path(__file__).resolve().parents[1]
+AHEAD = dict(max_staleness=2, lr=1e-3, mismatch=MismatchBounds(stop_k3=100.0))
+"""What the policy moves in two steps counts as mismatch: how far depends on who samples when, and must stop no run."""
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +143,8 @@ def test_a_run_that_was_killed_ends_bit_for_bit_where_an_unbroken_one_ends(lette
 
 def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
     model, prompts = letters
-    # a low rate: what the policy moves in two steps counts as mismatch, and must not reach the bound that stops a run
     carried = dict(oversampling=1.25, stragglers="carry")  # what a step leaves goes on under the next weights
-    config = settings(
-        prompts, steps=8, max_staleness=2, max_new_tokens=8, checkpoint_every=8, lr=1e-3, transport="store", **carried
-    )
+    config = settings(prompts, steps=8, max_new_tokens=8, checkpoint_every=8, transport="store", **AHEAD, **carried)
     lengths = Lengths(24)
     result = train_policy(model, config, tmp_path, lengths=lengths)
     table = steps(result)
@@ -163,9 +162,7 @@ def test_rollouts_run_ahead_within_the_staleness_bound(letters, tmp_path):
 def test_a_killed_asynchronous_run_loses_no_finished_group_and_trains_on_none_twice(letters, tmp_path):
     """Its last checkpoint is older than the groups that had finished: those of steps 3 to 6."""
     model, prompts = letters
-    config = settings(
-        prompts, steps=6, prompts_per_step=4, max_staleness=2, max_new_tokens=6, checkpoint_every=2, lr=1e-3
-    )
+    config = settings(prompts, steps=6, prompts_per_step=4, max_new_tokens=6, checkpoint_every=2, **AHEAD)
     killed(model, config, tmp_path / "broken", "step 4 of 6: training")
     journal = Journal(tmp_path / "broken" / "groups")
     finished = {number: journal.read(number).groups for number in journal.rounds()}
