@@ -244,11 +244,11 @@ def _run_here(client, request: Request, settings: configs.FlowConfig):
     flow_run = client.create_flow_run(flow, parameters={"config": settings})
     _announce(client, flow_run)
 
-    screen = Screen()
+    screen, ended = Screen(), threading.Event()
 
     def watch() -> None:
         with get_client(sync_client=True) as own_client:
-            _follow(Follower(own_client, flow_run.id), screen)
+            _follow(Follower(own_client, flow_run.id), screen, ended)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -257,6 +257,7 @@ def _run_here(client, request: Request, settings: configs.FlowConfig):
         state = asyncio.run(result) if asyncio.iscoroutine(result) else result
     except KeyboardInterrupt:
         state = client.read_flow_run(flow_run.id).state
+    ended.set()
     watcher.join(timeout=_last_look_s(state) + 2 * POLL_S)
     screen.close()
     return state, flow_run.id
@@ -267,8 +268,9 @@ def _announce(client, flow_run) -> None:
     print(f"{flow_run.name}: {page}/runs/flow-run/{flow_run.id}", file=sys.stderr)
 
 
-def _follow(follower, screen):
-    """Show the run until it has ended; its final state."""
+def _follow(follower, screen, ended: threading.Event | None = None):
+    """Show the run until it has ended; its final state. ended: set once it has, to be looked at without delay."""
+    ended = ended or threading.Event()
     with closing(screen):
         while True:
             news = follower.look()
@@ -281,7 +283,8 @@ def _follow(follower, screen):
                 screen.show(news)
             if news.state.is_final():
                 return news.state
-            time.sleep(POLL_S)
+            if ended.wait(POLL_S):
+                time.sleep(FINAL_POLL_S)
 
 
 def _last_look_s(state) -> float:
@@ -289,12 +292,8 @@ def _last_look_s(state) -> float:
 
 
 def _print_outcome(flow: str, flow_run_id: UUID, as_json: bool) -> None:
-    run = next((r for r in runs.every(flow) if str(flow_run_id) in r.flow_run_ids), None)
-    if run is None or run.outcome is None:
-        return
-    if as_json:
-        print(json.dumps(run.outcome))
-        return
     from flows.cli.outcomes import text
 
-    print(text(run))
+    run = next((r for r in runs.every(flow) if str(flow_run_id) in r.flow_run_ids), None)
+    if run is not None and run.outcome is not None:
+        print(json.dumps(run.outcome) if as_json else text(run))
