@@ -185,8 +185,10 @@ def _holding_kernels(method):
 
 def wait_for_messages_asleep() -> None:
     """EngineCore and its worker tell each other of every step through shared memory, and for a second after the last
-    message each looks for the next one without a pause: a core for nothing. Asleep they make as many tokens a second
-    with half the CPU time. Some wake-ups are lost, so those who have just talked look again after a millisecond."""
+    message each looks for the next one without a pause, on a core that others need. Asleep, SmolLM2-135M makes 98
+    tokens a second in place of 84 on two threads and two cores, for 40% less CPU time; where a core has nothing else to
+    do, a tiny model makes 670 in place of 760. Some wake-ups are lost, so those who have just talked look again after a
+    millisecond."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     wait = SpinCondition.wait
