@@ -43,8 +43,8 @@ def command(process: psutil.Process) -> str:
 
 def test_engines_and_workers_end_with_a_killed_driver(tiny_llama):
     alone = {name: value for name, value in os.environ.items() if name != NURSERY_VARIABLE}
-    command = [sys.executable, "-c", CODE, str(tiny_llama)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) as driver:
+    driving = [sys.executable, "-c", CODE, str(tiny_llama)]
+    with subprocess.Popen(driving, stdout=subprocess.PIPE, text=True, env=alone) as driver:
         try:
             worker = int(driver.stdout.readline().removeprefix("ready "))
             family = psutil.Process(driver.pid).children(recursive=True)
