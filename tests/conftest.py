@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from infra.config.target import EngineConfig
-from infra.engine.flags import NURSERY_VARIABLE, SLEEPING_THREADS
+from infra.engine.flags import SLEEPING_THREADS
 from infra.engine.launch import Engine, start
 from infra.engine.spec import EngineSpec
 from infra.lineage.client import connect
@@ -31,11 +31,9 @@ ENGINES_AT_ONCE = 2
 
 @pytest.fixture(autouse=True, scope="module")
 def environment_as_it_was() -> Iterator[None]:
-    """What a module's tests, or the code they call, leave in the environment is gone for the next, but for where all
-    take their engines from."""
+    """What a module's tests, or the code they call, leave in the environment is gone for the next."""
     before = dict(os.environ)
     yield
-    before |= {name: os.environ[name] for name in [NURSERY_VARIABLE] if name in os.environ}
     os.environ.clear()
     os.environ.update(before)
 

@@ -16,7 +16,6 @@ LABEL_VARIABLE = "LOCKSTEP_ENGINE_LABEL"
 PINNED_VARIABLE = "LOCKSTEP_ENGINE_PINNED"
 SHARED_MEMORY_VARIABLE = "LOCKSTEP_ENGINE_SHARED_MEMORY"
 SCRATCH_VARIABLE = "LOCKSTEP_ENGINE_SCRATCH"
-NURSERY_VARIABLE = "LOCKSTEP_ENGINE_NURSERY"
 LONGEST_TEMPORARY = 45
 """Characters of the system's temporary folder: paths of sockets, at most 107, add a folder (25) and a uuid (37)."""
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -104,7 +103,6 @@ def environment(spec: EngineSpec, key: str, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),
     }
     env.pop("VLLM_API_KEY", None)
-    env.pop(NURSERY_VARIABLE, None)
     if not accelerated():
         # vLLM binds OpenMP threads through variables that a forked process no longer reads, and two engines that bind
         # on their own choose the same cores: the threads stay unbound inside the cores this process may use.

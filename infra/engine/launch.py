@@ -15,7 +15,6 @@ from pathlib import Path
 from infra.engine import flags
 from infra.engine.errors import EngineError
 from infra.engine.failure import passing
-from infra.engine.flags import NURSERY_VARIABLE
 from infra.engine.nursery import Nursery
 from infra.engine.pin import accelerated
 from infra.engine.ready import Patience, Progress, wait_until_ready
@@ -137,9 +136,7 @@ def warm_up(log_dir: Path | None = None, nursery: str | None = None) -> str | No
     """
     if accelerated():
         return None
-    if nursery:
-        os.environ[NURSERY_VARIABLE] = nursery
-    return _the_nursery(Path(log_dir or _logs())).address
+    return _the_nursery(Path(log_dir or _logs()), nursery).address
 
 
 def _logs() -> Path:
@@ -182,12 +179,12 @@ def _launch(spec: EngineSpec, listening: socket.socket, log_dir: Path, patience:
     return Engine(spec, key, address, log, lifeline_write, status_read, guardian)
 
 
-def _the_nursery(log_dir: Path) -> Nursery:
+def _the_nursery(log_dir: Path, address: str | None = None) -> Nursery:
     global _nursery
     with _nursery_lock:
         if _nursery is None or not _nursery.alive():
             log_dir.mkdir(parents=True, exist_ok=True)
-            _nursery = Nursery(log_dir / f"nursery-{os.getpid()}.log")
+            _nursery = Nursery(log_dir / f"nursery-{os.getpid()}.log", address)
         return _nursery
 
 

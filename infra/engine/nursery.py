@@ -1,9 +1,8 @@
 """A process that has imported vLLM and forks engines: they start without importing anything again.
 
-The first process that needs engines starts a nursery and names it in its environment, so that the processes it starts
-take theirs from it too. It lives as long as anyone is connected to it. Its socket is an abstract one, which vanishes
-with it; both ends refuse another user's process. On GPUs nothing here touches CUDA, which no fork survives: each engine
-does so for itself.
+One nursery for a process and those that it tells its address: it lives as long as anyone is connected to it. Its socket
+is an abstract one, which vanishes with it; both ends refuse another user's process. On GPUs nothing here touches CUDA,
+which no fork survives: each engine does so for itself.
 """
 
 import gc
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from infra.engine.errors import EngineError
 from infra.engine.failure import root_cause
-from infra.engine.flags import NURSERY_VARIABLE, SLEEPING_THREADS, caches
+from infra.engine.flags import SLEEPING_THREADS, caches
 from infra.engine.lifeline import guard
 from infra.engine.pin import accelerated
 from infra.engine.ready import PROGRESS_S
@@ -76,21 +75,20 @@ PRELOAD_ON_GPUS = (
     "vllm.v1.worker.gpu_model_runner",
     "vllm.v1.worker.gpu_worker",
 )
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Nursery:
-    """A connection to the nursery that the environment names, or else to a new one. Several threads may use it."""
+    """A connection to a nursery. Several threads may use it."""
 
-    def __init__(self, log: Path) -> None:
-        """Connect; a new nursery begins to import at once. Does not wait for it.
+    def __init__(self, log: Path, address: str | None = None) -> None:
+        """Connect to the nursery at `address`, or else, or where that is gone, to a new one, which begins to import at
+        once. Does not wait for it.
 
         log: file for what a new nursery itself prints.
         """
         self._lock = threading.Lock()
-        self._control, self.address = _join() or _start(log)
+        self._control, self.address = (address and _join(address)) or _start(log)
         self._log = Path(json.loads(self.address)["log"])
-        os.environ[NURSERY_VARIABLE] = self.address
         os.register_at_fork(after_in_child=self._control.close)
 
     def alive(self) -> bool:
@@ -128,22 +126,16 @@ class Nursery:
         raise EngineError(f"vLLM cannot be imported: {root_cause(self._log)} (log: {self._log})")
 
 
-def _join() -> tuple[socket.socket, str] | None:
-    """A connection to the nursery that the environment names, and its address; none where it is gone, or runs other
-    code than this process."""
-    address = os.environ.get(NURSERY_VARIABLE)
-    if not address or (named := json.loads(address))["code"] != _code():
-        return None
+def _join(address: str) -> tuple[socket.socket, str] | None:
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        control.connect("\0" + named["socket"])
+        control.connect("\0" + json.loads(address)["socket"])
+        if _peer(control) == os.getuid():
+            return control, address
     except OSError:
-        control.close()
-        return None
-    if _peer(control) != os.getuid():
-        control.close()
-        return None
-    return control, address
+        pass  # it is gone
+    control.close()
+    return None
 
 
 def _start(log: Path) -> tuple[socket.socket, str]:
@@ -162,11 +154,7 @@ def _start(log: Path) -> tuple[socket.socket, str]:
             stderr=out,
             start_new_session=True,  # an interrupt from the keyboard is for whoever asks for engines
         )
-    return control, json.dumps({"socket": name, "log": str(log.absolute()), "code": _code()})
-
-
-def _code() -> list[str]:
-    return [sys.prefix, str(_ROOT)]
+    return control, json.dumps({"socket": name, "log": str(log.absolute())})
 
 
 def _peer(connection: socket.socket) -> int:

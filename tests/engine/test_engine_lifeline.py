@@ -12,16 +12,16 @@ import pytest
 
 from infra.config.target import EngineConfig
 from infra.engine.errors import EngineError
-from infra.engine.flags import NURSERY_VARIABLE
-from infra.engine.launch import start
+from infra.engine.launch import start, warm_up
 from infra.engine.spec import EngineSpec, Role
 
 OWNER = """
 import sys, time
 from pathlib import Path
 from infra.config.target import EngineConfig
-from infra.engine.launch import start
+from infra.engine.launch import start, warm_up
 from infra.engine.spec import EngineSpec
+warm_up(Path(sys.argv[2]), *sys.argv[3:])
 engine = start(EngineSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 print(engine.pid, flush=True)
 sys.stdin.read()
@@ -61,17 +61,16 @@ def test_stop_ends_every_process_and_frees_shared_memory_and_nobody_was_told_the
     assert engine.key not in engine.log.read_text()
 
 
-def owner_of(spec: EngineSpec, log_dir: Path, env: dict[str, str]) -> subprocess.Popen:
-    """A process that tells the pid of its engine's API server and then waits."""
-    command = [sys.executable, "-c", OWNER, spec.model_dump_json(), str(log_dir)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+def owner_of(spec: EngineSpec, log_dir: Path, *nursery: str, **env: str) -> subprocess.Popen:
+    """A process that tells the pid of its engine's API server and then waits. nursery: address of one to use."""
+    command = [sys.executable, "-c", OWNER, spec.model_dump_json(), str(log_dir), *nursery]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | env)
 
 
 def test_a_killed_owner_takes_its_engine_along(spec, tmp_path):
-    alone = {name: value for name, value in os.environ.items() if name != NURSERY_VARIABLE}
     with (
         tempfile.TemporaryDirectory() as temporary,
-        owner_of(spec, tmp_path, alone | {"TMPDIR": temporary}) as owner,
+        owner_of(spec, tmp_path, TMPDIR=temporary) as owner,
     ):
         found = processes(int(owner.stdout.readline()))
         assert os.listdir(temporary)
@@ -81,10 +80,10 @@ def test_a_killed_owner_takes_its_engine_along(spec, tmp_path):
         assert os.listdir(temporary) == []
 
 
-def test_processes_share_the_nursery_of_the_one_that_started_them_and_it_may_die(spec, tmp_path):
+def test_processes_share_the_nursery_whose_address_they_are_told_and_it_may_die(spec, tmp_path):
     with start(spec, tmp_path) as engine:
         nursery = processes(engine.pid)[0].parent()
-        with owner_of(spec, tmp_path, dict(os.environ)) as owner:
+        with owner_of(spec, tmp_path, address := warm_up()) as owner:
             theirs = processes(int(owner.stdout.readline()))
             assert theirs[0].parent() == nursery
             owner.kill()
@@ -92,6 +91,11 @@ def test_processes_share_the_nursery_of_the_one_that_started_them_and_it_may_die
         nursery.kill()
         assert_gone([nursery])
         assert engine.alive()
+    with owner_of(spec, tmp_path, address) as owner:
+        theirs = processes(int(owner.stdout.readline()))
+        assert theirs[0].parent() in psutil.Process(owner.pid).children()  # it has started one of its own
+        owner.kill()
+    assert_gone(theirs)
     with start(spec, tmp_path) as engine:
         assert processes(engine.pid)[0].parent() != nursery
 

@@ -6,8 +6,6 @@ from contextlib import suppress
 
 import psutil
 
-from infra.engine.flags import NURSERY_VARIABLE
-
 CODE = """
 import os, sys, time
 from pathlib import Path
@@ -42,9 +40,8 @@ def command(process: psutil.Process) -> str:
 
 
 def test_engines_and_workers_end_with_a_killed_driver(tiny_llama):
-    alone = {name: value for name, value in os.environ.items() if name != NURSERY_VARIABLE}
     driving = [sys.executable, "-c", CODE, str(tiny_llama)]
-    with subprocess.Popen(driving, stdout=subprocess.PIPE, text=True, env=alone) as driver:
+    with subprocess.Popen(driving, stdout=subprocess.PIPE, text=True) as driver:
         try:
             worker = int(driver.stdout.readline().removeprefix("ready "))
             family = psutil.Process(driver.pid).children(recursive=True)
