@@ -174,10 +174,10 @@ class Session:
         return {} if self._connection.local else handed_on()
 
     def _warm_up(self) -> None:
-        _nursery()
         with suppress(PlacementError):  # no cluster answers: told to whoever needs it
-            self._ray()
-            if not accelerated():
+            if accelerated():
+                self._ray()
+            else:
                 self._host(Resources(), None)
 
     def _host(self, reserve: Resources, log_dir: Path | None) -> tuple[Any, Any]:

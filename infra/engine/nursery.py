@@ -1,8 +1,8 @@
 """A process that has imported vLLM and forks engines: they start without importing anything again.
 
 One nursery for a process and those that it tells its address: it lives as long as anyone is connected to it. Its socket
-is an abstract one, which vanishes with it; both ends refuse another user's process. On GPUs nothing here touches CUDA,
-which no fork survives: each engine does so for itself.
+is an abstract one, which vanishes with it; both ends refuse another user's process. On GPUs it imports what an engine
+would but must leave CUDA alone, which no fork survives; that has not run there yet, so engines there are executed.
 """
 
 import gc

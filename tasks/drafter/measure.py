@@ -15,7 +15,7 @@ from pydantic import Field
 
 from infra.config.base import Section
 from infra.config.flows import DrafterFlowConfig
-from tasks.drafter.measure_engines import asked, captured, engines
+from tasks.drafter.measure_engines import answering_and_capturing, asked, captured, engines
 from tasks.evaluate.measurement import Measured
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class DrafterMeasurement:
         """Raises EngineError when an engine does not start, MeasureError when no source of traffic can be used."""
         import torch
 
-        from infra.engine.spec import Capture, EngineSpec, Role
         from infra.store.models import resolve
         from tasks.drafter import heads, measure_training
         from tasks.drafter.answers import answer
@@ -70,11 +69,7 @@ class DrafterMeasurement:
         torch.set_num_threads(config.cluster.trainer_threads)
         with tempfile.TemporaryDirectory() as scratch:
             here = Path(scratch)
-            capturing = Capture(layer_ids=layer_ids, folder=here / "staging")
-            specs = [
-                EngineSpec(model=target, role=Role.eval, config=config.engine),
-                EngineSpec(model=target, role=Role.capture, config=config.engine, capture=capturing),
-            ]
+            specs = answering_and_capturing(target, config, layer_ids, here)
             say("starting an engine that reads and one that captures")
             # The trainer's imports take as long as an engine's start.
             with engines(specs, here, say, meanwhile=heads.warm_up) as (reader, capturer):

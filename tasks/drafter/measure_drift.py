@@ -12,7 +12,7 @@ from pydantic import Field
 from infra.config.base import Section
 from infra.config.drafter import DrafterConfig
 from infra.config.flows import DrafterFlowConfig
-from tasks.drafter.measure_engines import asked, captured, engines
+from tasks.drafter.measure_engines import answering_and_capturing, asked, captured, engines
 from tasks.evaluate.measurement import Line, Measured, MeasureError, Picture
 
 if TYPE_CHECKING:
@@ -166,7 +166,6 @@ def _chosen(name: str, options: DriftOptions) -> "tuple[Version, Version]":
 
 def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[str], None]) -> "Traffic":
     """The target's answers to the traffic, their states in `here`/states; what to measure on."""
-    from infra.engine.spec import Capture, EngineSpec, Role
     from tasks.drafter import heads
     from tasks.drafter.answers import answer
     from tasks.drafter.capture import layer_bytes
@@ -175,11 +174,7 @@ def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[
 
     concurrency, layer_ids = config.engine.max_concurrent_sequences, captured_layers(model)
     size = layer_bytes(model, len(layer_ids), config.engine.dtype)
-    capturing = Capture(layer_ids=layer_ids, folder=here / "staging")
-    specs = [
-        EngineSpec(model=model, role=Role.eval, config=config.engine),
-        EngineSpec(model=model, role=Role.capture, config=config.engine, capture=capturing),
-    ]
+    specs = answering_and_capturing(model, config, layer_ids, here)
     say("starting an engine that answers and one that captures")
     with engines(specs, here, say, meanwhile=heads.warm_up) as (answerer, capturer):
         say("gathering prompts")

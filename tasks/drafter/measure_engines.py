@@ -39,6 +39,19 @@ def engines(
         yield [started.result() for started in starting]
 
 
+def answering_and_capturing(
+    model: Path, config: DrafterFlowConfig, layer_ids: list[int], folder: Path
+) -> "list[EngineSpec]":
+    """Specs of an engine that answers and of one that captures the states of these layers below `folder`."""
+    from infra.engine.spec import Capture, EngineSpec, Role
+
+    capturing = Capture(layer_ids=layer_ids, folder=folder / "staging")
+    return [
+        EngineSpec(model=model, role=Role.eval, config=config.engine),
+        EngineSpec(model=model, role=Role.capture, config=config.engine, capture=capturing),
+    ]
+
+
 def _fixed(spec: "EngineSpec", engines: int) -> "EngineSpec":
     """On a GPU with a cache of fixed size, half of what the engine may take: one that measures what is left while
     another starts takes the other's memory for its own."""
