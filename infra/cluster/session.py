@@ -176,6 +176,7 @@ class Session:
     def _warm_up(self) -> None:
         with suppress(PlacementError):  # no cluster answers: told to whoever needs it
             if accelerated():
+                _nursery()
                 self._ray()
             else:
                 self._host(Resources(), None)

@@ -103,7 +103,7 @@ def start(
     log_dir: where the engine's log is kept, `logs/engines` below Lockstep's home by default.
     progress: called with a line every few seconds.
     fork: take the engine from a process that has imported vLLM already (`infra.engine.nursery`), or execute a fresh
-        one; by default the former on CPU, the latter on GPUs.
+        one; by default the former, but for matched engines on GPUs, whose kernels vLLM chooses as it is imported.
     Raises EngineError with the engine's own root cause when it dies, or when it is not ready within
     `engine.start_timeout_s`.
     """
@@ -114,7 +114,7 @@ def start(
     log_dir.mkdir(parents=True, exist_ok=True)
     if spec.capture:
         spec.capture.folder.mkdir(parents=True, exist_ok=True)
-    patience, fork = Patience(spec, progress), not accelerated() if fork is None else fork
+    patience, fork = Patience(spec, progress), not (spec.matched and accelerated()) if fork is None else fork
     for attempts_left in reversed(range(ATTEMPTS)):
         with _bind(spec.host, spec.port) as listening:
             engine = _launch(spec, listening, log_dir, patience, fork=fork)
@@ -128,14 +128,12 @@ def start(
     return engine
 
 
-def warm_up(log_dir: Path | None = None, nursery: str | None = None) -> str | None:
+def warm_up(log_dir: Path | None = None, nursery: str | None = None) -> str:
     """Begin to import vLLM in the background, so that the first engine of this process starts sooner.
 
     nursery: what another process's `warm_up` returned: engines are taken from there, while it is there.
-    Returns the address of the nursery; none on GPUs.
+    Returns the address of the nursery.
     """
-    if accelerated():
-        return None
     return _the_nursery(Path(log_dir or _logs()), nursery).address
 
 

@@ -2,7 +2,7 @@
 
 One nursery for a process and those that it tells its address: it lives as long as anyone is connected to it. Its socket
 is an abstract one, which vanishes with it; both ends refuse another user's process. On GPUs it imports what an engine
-would but must leave CUDA alone, which no fork survives; that has not run there yet, so engines there are executed.
+would but must leave CUDA alone, which no fork survives.
 """
 
 import gc
@@ -222,7 +222,11 @@ def _become_guardian(request: dict, log: int, listening: int, lifeline: int, sta
     def serve() -> None:
         from infra.engine.server import serve
 
-        if not accelerated():
+        if accelerated():
+            # vLLM's command would spawn EngineCore, which imports all of this once more: 14 s of 25 on an H200's host.
+            # Where CUDA is already in use, vLLM spawns it all the same.
+            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+        else:
             _fork_instead_of_spawning(request["threads"])
         serve(request["flags"], socket.socket(fileno=listening))
 
