@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import shorten
 
 from infra.engine.pin import accelerated
 
@@ -9,6 +10,8 @@ from infra.engine.pin import accelerated
 _EXCEPTION = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)$")
 _INFO = re.compile(r"\bINFO [-0-9: ]+\[.*?\] (.*\w.*)")
 _ADVICE = "Restart vllm serve with"  # for whoever starts vLLM by hand
+_ROUTE = "Route: "  # one line for each of dozens
+_LONGEST = 100  # characters; its whole configuration, 4,000 of them, is among what it says
 _USAGE = re.compile(r"^\S+: error: (.*)$")
 # Exceptions that only pass on that another process failed.
 _ECHOES = (
@@ -67,10 +70,11 @@ def passing(cause: str) -> bool:
 
 
 def doing(log: Path) -> str:
-    """What the engine said last about its own progress, without vLLM's prefix; warnings and advice stay in the log."""
+    """What the engine said last about its own progress, without vLLM's prefix and no longer than a line; warnings,
+    advice and lists stay in the log."""
     found = [match[1] for line in log.read_text(errors="replace").splitlines() if (match := _INFO.search(line))]
-    said = [words for words in found if _ADVICE not in words]
-    return said[-1] if said else "starting its processes"
+    said = [words for words in found if _ADVICE not in words and not words.startswith(_ROUTE)]
+    return shorten(said[-1], _LONGEST, placeholder=" ...") if said else "starting its processes"
 
 
 def _sentence(kind: str, text: str, following: list[str]) -> str:

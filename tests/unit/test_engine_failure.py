@@ -93,3 +93,9 @@ def test_doing_is_vllms_last_word_on_its_progress(tmp_path):
         "(APIServer pid=1) WARNING 11-29 19:49:20 [routers.py:7] SECURITY WARNING: frightening\n"
     )
     assert doing(log) == "Loading weights took 0.04 seconds"
+    config = f"Initializing a V1 LLM engine (v0.32.0) with config: model='/m', {', '.join(f'a{n}={n}' for n in range(99))}"
+    log.write_text(
+        f"(EngineCore pid=1) INFO 11-29 19:49:21 [core.py:133] {config}\n"
+        "(APIServer pid=1) INFO 11-29 19:49:22 [launcher.py:195] Route: /docs, Methods: GET, HEAD\n"
+    )
+    assert doing(log).startswith("Initializing a V1 LLM engine (v0.32.0) with config") and len(doing(log)) <= 100
