@@ -53,11 +53,14 @@ def _take_part(location: str, nbytes: int, repeats: int, kind: str, store=None) 
     device = torch.device(kind)
     group = Meeting(location, store).join(device, trainer=store is not None)
     tensor, seconds = torch.ones(nbytes, dtype=torch.uint8, device=device), []
+    together = dist.BarrierOptions()
+    if kind == "cuda":  # NCCL would guess it from the rank, and says so
+        together.device_ids = [torch.cuda.current_device()]
     for _ in range(repeats + 1):
-        _done(group.barrier())
+        _done(group.barrier(together))
         started = time.monotonic()
         _done(group.broadcast([tensor], dist.BroadcastOptions()))
-        _done(group.barrier())  # the sender may be done long before it has arrived
+        _done(group.barrier(together))  # the sender may be done long before it has arrived
         if kind == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.monotonic() - started)
