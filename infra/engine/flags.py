@@ -156,7 +156,8 @@ def _extraction(spec: EngineSpec) -> dict:
 
 def _connector(spec: EngineSpec) -> dict:
     return {
-        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_connector": "HiddenStatesConnector",
+        "kv_connector_module_path": "infra.engine.hidden_states",
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {"shared_storage_path": str(spec.capture.folder)},
     }

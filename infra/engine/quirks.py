@@ -2,12 +2,10 @@
 `tests/engine` that fails once vLLM no longer needs it.
 """
 
-import fcntl
 import math
-import os
 import threading
 import time
-from functools import partial, wraps
+from functools import wraps
 
 KERNELS = threading.RLock()
 """Held by whoever multiplies by packed matrices: on CPU vLLM's kernels share one scratchpad in a process."""
@@ -20,11 +18,9 @@ def apply() -> None:
     """Mend everything that this platform needs. Called once in each process that vLLM executes."""
     from vllm.platforms import current_platform
 
-    save_only_requested_hidden_states()
     restrict_nothing_when_nothing_was_proposed()
     if current_platform.is_cpu():
         expand_sampling_parameters()
-        save_hidden_states_without_cuda()
         repack_tied_head_after_reload()
         rewind_generators_of_unfinished_prompts()
         keep_kernels_to_one_thread()
@@ -60,62 +56,6 @@ def restrict_nothing_when_nothing_was_proposed() -> None:
         return constrain(logits, cu_num_draft_tokens, sampling_metadata) if len(logits) else logits
 
     rejection_sampler.apply_sampling_constraints = constrain_rows
-
-
-def save_only_requested_hidden_states() -> None:
-    """The hidden-states connector writes a file for every request; those that nobody asked for would fill the disk."""
-    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as connector
-
-    build = connector.ExampleHiddenStatesConnector.build_connector_meta
-
-    def build_for_requested(self, scheduler_output):
-        meta = build(self, scheduler_output)
-        for request in scheduler_output.scheduled_new_reqs:
-            if not (request.sampling_params.extra_args or {}).get("kv_transfer_params"):
-                del self._request_filenames[request.req_id], meta.new_req_filenames[request.req_id]
-        return meta
-
-    connector.ExampleHiddenStatesConnector.build_connector_meta = build_for_requested
-
-
-def save_hidden_states_without_cuda() -> None:
-    """The hidden-states connector copies through pinned memory on a CUDA stream, which a CPU build does not have."""
-    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as connector
-
-    connector.ExampleHiddenStatesConnector._submit_async_write = _submit_write
-
-
-class _Copied:
-    """Stands for the CUDA event of a copy that has been made."""
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-
-def _submit_write(self, pending) -> None:
-    """Take a finished request's hidden states out of the KV cache and hand them to the writer threads."""
-    import torch
-    from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import extract_from_kv_cache
-
-    if not self._is_tp_rank_zero:
-        return
-    blocks = torch.tensor(pending.block_ids, dtype=torch.long)
-    slots = (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()
-    states = extract_from_kv_cache(self._kv_cache, slots, pending.token_ids.shape[0])  # indexing copies
-    tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}
-    os.makedirs(os.path.dirname(pending.filename), exist_ok=True)
-    lock = self._lock_fds.pop(pending.req_id, None)
-    if lock is None and self.use_lock:
-        lock = os.open(pending.filename + ".lock", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    copied = _Copied()
-    future = self._executor.submit(self._write_tensors, tensors, copied, pending.filename, lock)
-    self._req_copy_events[pending.req_id] = copied
-    self._req_futures[pending.req_id] = future
-    future.add_done_callback(partial(self._on_write_done, pending.req_id))
 
 
 def repack_tied_head_after_reload() -> None:

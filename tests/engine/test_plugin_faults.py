@@ -133,7 +133,7 @@ def test_vllms_own_key_leaves_rl_routes_open(run):
 
 
 def test_pinned_memory_still_wants_cuda():
-    """Why `quirks.save_hidden_states_without_cuda` replaces the connector's copy."""
+    """Why `infra.engine.hidden_states` copies without it where there is no GPU."""
     import torch
 
     with pytest.raises(RuntimeError):
