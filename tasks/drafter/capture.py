@@ -5,14 +5,15 @@ Answers come from another engine: one that captures decodes at a third of the sp
 
 import asyncio
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from infra.engine import captures
-from infra.engine.answers import Generation
 from infra.engine.client import EngineClient
 from infra.engine.spec import EngineHandle
 from tasks.drafter.answers import Answered
@@ -20,8 +21,7 @@ from tasks.drafter.states import Captured, StatesWriter
 from tasks.drafter.states import Sequence as CapturedSequence
 
 SPARE_BYTES = 2**28  # of the disk, for everything else that writes to it
-BATCH_BYTES = 2**28  # of states, that are read by the engine together
-AHEAD = 6  # batches on their way: read, waiting for files that come a step late, or being taken
+WINDOW_BYTES = 3 * 2**29  # of states on their way: being read, written by the engine, or taken
 TAKERS = 8  # threads that take the engine's files
 
 
@@ -66,35 +66,23 @@ async def capture(
     waiting = [a for a in answered if a.key not in writer.done]
     stored = len(answered) - len(waiting)
     _require_room(writer.folder, min(_bytes(waiting, bytes_per_token), budget_bytes - writer.bytes))
-    storing, slots = asyncio.Lock(), asyncio.Semaphore(concurrency)
-
-    async def one(client: EngineClient, answered: Answered) -> Generation:
-        async with slots:
-            return await client.capture(answered.token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True)
-
-    async def store(client: EngineClient, batch: list[Answered]) -> None:
-        nonlocal stored
-        generations = await asyncio.gather(*(one(client, a) for a in batch))
-        await client.flush_captures()
-        async with storing:
-            await asyncio.to_thread(_store, writer, batch, [g.hidden_states_path for g in generations])
-        stored += len(batch)
-        on_progress(stored, len(answered))
-
     on_progress(stored, len(answered))
-    async with EngineClient(handle) as client:
-        running: set[asyncio.Task] = set()
-        try:
-            for batch in _batches(waiting, bytes_per_token, budget_bytes - writer.bytes, concurrency):
-                while len(running) == AHEAD:
-                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    await asyncio.gather(*done)
-                # Others write to this disk too. The engine's own files lie there beside the shards for a moment.
-                _require_room(writer.folder, 2 * (len(running) + 1) * _bytes(batch, bytes_per_token))
-                running.add(asyncio.create_task(store(client, batch)))
-            await asyncio.gather(*running)
-        finally:  # what has been read is kept, whatever happened to another batch
-            await asyncio.gather(*running, return_exceptions=True)
+    with ThreadPoolExecutor(TAKERS) as takers:
+        async with EngineClient(handle) as client:
+            reader = _Reader(client, takers, concurrency)
+            window = _Window(writer)
+            try:
+                for one in _within(waiting, bytes_per_token, budget_bytes - writer.bytes):
+                    size = _bytes([one], bytes_per_token)
+                    while window.tasks and window.bytes + size > WINDOW_BYTES:
+                        on_progress(stored := stored + await window.store(), len(answered))
+                    # Others write to this disk too. The engine's own files lie there beside the shards for a moment.
+                    _require_room(writer.folder, 2 * (window.bytes + size))
+                    window.put(reader.start(one), size)
+                while window.tasks:
+                    on_progress(stored := stored + await window.store(), len(answered))
+            finally:
+                await window.keep()
     if not stored:
         raise CaptureError(
             f"{budget_bytes / 2**30:.3f} GiB hold the states of no answer: raise drafter.capture_budget_gib"
@@ -102,23 +90,68 @@ async def capture(
     return stored
 
 
-def _batches(
-    waiting: Sequence[Answered], bytes_per_token: int, budget_bytes: int, concurrency: int
-) -> Iterator[list[Answered]]:
-    """Those that the budget holds, in their order: a few of `concurrency` together, or fewer where they are large."""
-    batch, size = [], 0
+class _Reader:
+    """Has the engine read sequences, `concurrency` at a time, and takes their states from its files."""
+
+    def __init__(self, client: EngineClient, takers: ThreadPoolExecutor, concurrency: int) -> None:
+        self._client, self._takers, self._slots = client, takers, asyncio.Semaphore(concurrency)
+        self._unanswered = 0
+
+    def start(self, answered: Answered) -> "asyncio.Task[Captured]":
+        self._unanswered += 1
+        return asyncio.create_task(self._read(answered))
+
+    async def _read(self, answered: Answered) -> Captured:
+        try:
+            async with self._slots:
+                generation = await self._client.capture(
+                    answered.token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True
+                )
+        finally:
+            self._unanswered -= 1
+            if not self._unanswered:  # the engine writes a file when it reads on, and nothing is left to be read
+                await self._client.flush_captures()
+        path = generation.hidden_states_path
+        return await asyncio.get_running_loop().run_in_executor(self._takers, _take, answered, path)
+
+
+class _Window:
+    """Sequences on their way, in the order in which they are stored. bytes: of their states."""
+
+    def __init__(self, writer: StatesWriter) -> None:
+        self._writer = writer
+        self.tasks: deque[tuple[asyncio.Task[Captured], int]] = deque()
+        self.bytes = 0
+
+    def put(self, task: "asyncio.Task[Captured]", size: int) -> None:
+        self.tasks.append((task, size))
+        self.bytes += size
+
+    async def store(self) -> int:
+        """Wait for the oldest and store it with all behind it that are there too; how many these are."""
+        await asyncio.wait([self.tasks[0][0]])
+        ready = [task for task, _ in takewhile(lambda entry: entry[0].done(), self.tasks)]
+        arrived = [task.result() for task in takewhile(lambda task: not task.exception(), ready)]
+        if not arrived:
+            self.tasks.popleft()[0].result()  # raises what went wrong
+        for _ in arrived:
+            self.bytes -= self.tasks.popleft()[1]
+        await asyncio.to_thread(_store, self._writer, arrived)
+        return len(arrived)
+
+    async def keep(self) -> None:
+        """Store all that arrive of those left, whatever happened to the others."""
+        results = await asyncio.gather(*(task for task, _ in self.tasks), return_exceptions=True)
+        await asyncio.to_thread(_store, self._writer, [r for r in results if not isinstance(r, BaseException)])
+
+
+def _within(waiting: Sequence[Answered], bytes_per_token: int, budget_bytes: int) -> Iterator[Answered]:
+    """Those that the budget holds, in their order."""
     for answered in waiting:
-        alone = _bytes([answered], bytes_per_token)
-        if alone > budget_bytes:
-            break
-        budget_bytes -= alone
-        if batch and (size + alone > BATCH_BYTES or len(batch) == 2 * concurrency):
-            yield batch
-            batch, size = [], 0
-        batch.append(answered)
-        size += alone
-    if batch:
-        yield batch
+        budget_bytes -= _bytes([answered], bytes_per_token)
+        if budget_bytes < 0:
+            return
+        yield answered
 
 
 def _require_room(folder: Path, needed: int) -> None:
@@ -135,10 +168,9 @@ def _bytes(answered: Sequence[Answered], bytes_per_token: int) -> int:
     return bytes_per_token * sum(len(a.token_ids) for a in answered)
 
 
-def _store(writer: StatesWriter, batch: Sequence[Answered], paths: Sequence[Path]) -> None:
-    with ThreadPoolExecutor(TAKERS) as takers:
-        for captured in takers.map(_take, batch, paths):
-            writer.add(captured)
+def _store(writer: StatesWriter, arrived: Sequence[Captured]) -> None:
+    for captured in arrived:
+        writer.add(captured)
 
 
 def _take(answered: Answered, path: Path) -> Captured:
