@@ -88,3 +88,64 @@ def test_a_file_that_is_never_written_is_told(tmp_path):
             captures.load(path, timeout_s=0)
     with pytest.raises(EngineError, match="the engine did not write"):
         captures.load(path)
+
+
+@pytest.fixture
+def connector(tmp_path):
+    """The connector's writing side as in a worker, without an engine, and its KV cache: 40 blocks of 4 tokens."""
+    import torch
+
+    from infra.engine.hidden_states import HiddenStatesConnector, ThreadPoolExecutor
+
+    connector = HiddenStatesConnector.__new__(HiddenStatesConnector)
+    connector._kv_cache = torch.randn(40, 4, len(LAYERS), 8).transpose(1, 2)
+    connector._executor, connector._copier = ThreadPoolExecutor(2), ThreadPoolExecutor(1)
+    connector._is_tp_rank_zero = True
+    connector._lock_fds, connector._req_futures, connector._req_copy_events = {}, {}, {}
+    connector._accumulated_finished_req_ids = set()
+    with connector._executor, connector._copier:
+        yield connector
+
+
+def save(connector, folder, requests: dict[str, tuple[list[int], int]]) -> None:
+    """Have the states of requests, given as blocks and tokens, written, up to where their blocks are free."""
+    import fcntl
+
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+        ExampleHiddenStatesConnectorMetadata,
+        PendingSave,
+    )
+
+    pending = []
+    for name, (blocks, tokens) in requests.items():
+        path = folder / f"{name}.safetensors"
+        connector._lock_fds[name] = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY)
+        fcntl.flock(connector._lock_fds[name], fcntl.LOCK_EX)
+        pending.append(PendingSave(name, str(path), torch.arange(tokens), blocks))
+    connector.bind_connector_metadata(ExampleHiddenStatesConnectorMetadata(pending))
+    for copied in list(connector._req_copy_events.values()):
+        assert copied.synchronize(60)
+    assert connector.get_finished(set(requests)) == (set(requests), None)
+    assert not connector._lock_fds
+
+
+def test_requests_that_finish_together_get_their_own_states(connector, tmp_path, monkeypatch):
+    import torch
+
+    from infra.engine import hidden_states
+
+    monkeypatch.setattr(hidden_states, "COPIED_BYTES", 5 * connector._kv_cache[0].nbytes)
+    requests = {"a": ([3, 39, 1], 11), "b": ([7], 4), "none": ([], 0), "large": ([*range(10, 20)], 37), "d": ([30], 1)}
+    save(connector, tmp_path, requests)
+    memory = connector._kv_cache.transpose(1, 2)
+    for name, (blocks, tokens) in requests.items():
+        states, token_ids = captures.load(tmp_path / f"{name}.safetensors")
+        assert torch.equal(states, memory[blocks].flatten(0, 1)[:tokens])
+        assert token_ids.tolist() == list(range(tokens))
+
+
+def test_states_that_cannot_be_copied_are_told_at_once(connector, tmp_path):
+    save(connector, tmp_path, {"lost": ([40], 4)})  # there is no such block
+    with pytest.raises(EngineError, match="the engine did not write .*lost.safetensors: see its log"):
+        captures.load(tmp_path / "lost.safetensors", timeout_s=60)
