@@ -1,5 +1,6 @@
 """Where engines and trainer run: on the same devices in turn, or on devices of their own."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,7 @@ class Work:
 
 
 NOTHING_KNOWN = Work()
+_PARTS = 10_000  # that Ray divides a GPU into
 _WORTH = 1.1
 """Separate pools are chosen when they make a step so many times as fast: less is lost again to idle devices."""
 
@@ -68,6 +70,17 @@ def place(cluster: ClusterConfig, engine: EngineConfig, have: Resources, work: W
     Raises PlacementError when they do not fit.
     """
     return _on_gpus(cluster, engine, have, work) if have.gpus else _on_cpus(cluster, engine, have, work)
+
+
+def of_replica(engine: EngineConfig, replicas: int, have: Resources) -> Resources:
+    """What each of the `replicas` engines of a release reserves, so that as many of the next one can start beside them:
+    whole GPUs where there are twice as many, else equal parts of those there are; nothing on CPU."""
+    if not have.gpus:
+        return Resources()
+    wanted = 2 * replicas * engine.tensor_parallel
+    if wanted <= have.gpus or engine.tensor_parallel > 1:
+        return Resources(0, engine.tensor_parallel)
+    return Resources(0, math.floor(_PARTS / math.ceil(wanted / have.gpus)) / _PARTS)
 
 
 def _apart(work: Work) -> tuple[bool, str] | None:

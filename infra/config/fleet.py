@@ -14,7 +14,8 @@ class FleetConfig(Section):
     port: int = Field(8000, ge=1, le=65535)
     """Its port: the same through every release. `lockstep serve` takes the next free one where it is in use."""
     replicas: int = Field(1, ge=1)
-    """Engines that serve a release. While another takes over there are as many of each."""
+    """Engines that serve a release. While another takes over there are as many of each: on GPUs, where not all of them
+    can have one of their own, they share, and `engine.gpu_memory_fraction` must leave room for all."""
     retries: int = Field(6, ge=0)
     """Times a request without a first byte is tried again when its replica fails. A request that kills its engine
     kills as many."""

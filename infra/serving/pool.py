@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from infra.cluster.placement import PlacementError
+from infra.cluster.placement import PlacementError, Resources, of_replica
 from infra.cluster.session import session
 from infra.engine.client import EngineClient
 from infra.engine.errors import EngineError
@@ -26,10 +26,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """One engine. handle: how to reach it, None until it is ready."""
+    """One engine. reserve: its devices. handle: how to reach it, None until it is ready."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self._spec, self._stack = spec, ExitStack()
+    def __init__(self, spec: EngineSpec, reserve: Resources) -> None:
+        self._spec, self._reserve, self._stack = spec, reserve, ExitStack()
         self._starting: asyncio.Future | None = None
         self.handle: EngineHandle | None = None
         self.counters = Counters()
@@ -37,7 +37,7 @@ class Replica:
 
     async def start(self) -> None:
         """Start it and wait until it is ready. Raises EngineError or PlacementError."""
-        engine = session().engine(self._spec, progress=_logger.info)
+        engine = session().engine(self._spec, reserve=self._reserve, progress=_logger.info)
         self._starting = asyncio.ensure_future(asyncio.to_thread(self._stack.enter_context, engine))
         self.handle = await asyncio.shield(self._starting)
         self.heard = time.monotonic()
@@ -73,6 +73,7 @@ class Pool:
         """key: that opens every replica. changed: called when a replica comes or goes."""
         self.triple = triple
         self._spec = triple.spec.model_copy(update={"key": SecretStr(key)})
+        self._reserve = of_replica(self._spec.config, count, session().resources())
         self._silent_s, self._changed = silent_s, changed
         self._live: list[Replica | None] = [None] * count
         self._was: list[tuple[str, int]] = []
@@ -128,7 +129,7 @@ class Pool:
         """Keep one replica up: its only owner."""
         backoff = BACKOFF_S
         while True:
-            replica = Replica(self._spec)
+            replica = Replica(self._spec, self._reserve)
             try:
                 await asyncio.to_thread(_fetch, self.triple)
                 await replica.start()

@@ -1,7 +1,7 @@
 import pytest
 
 from infra.cluster.phases import Phases, measured_phases
-from infra.cluster.placement import Placement, PlacementError, Resources, Work, place
+from infra.cluster.placement import Placement, PlacementError, Resources, Work, of_replica, place
 from infra.config.flows import RLFlowConfig
 from infra.config.target import ClusterConfig, EngineConfig
 from infra.services import runs
@@ -49,6 +49,15 @@ def test_auto_separates_when_there_are_gpus_enough(gpus, mode):
         assert engine == trainer == 1
     else:  # both fit on a GPU, two ranks do not
         assert engine + trainer <= 1 < 2 * trainer
+
+
+@pytest.mark.parametrize(
+    ("replicas", "parallel", "gpus", "each"),
+    [(1, 1, 0, 0), (1, 1, 1, 0.5), (3, 1, 2, 0.3333), (1, 1, 2, 1), (1, 2, 2, 2), (2, 2, 8, 2)],
+)
+def test_replicas_leave_room_for_those_of_the_next_release(replicas, parallel, gpus, each):
+    got = of_replica(EngineConfig(tensor_parallel=parallel), replicas, Resources(8, gpus))
+    assert got == Resources(0, each)
 
 
 def test_auto_stays_on_the_gpu_whose_memory_engines_read():
