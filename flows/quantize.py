@@ -5,15 +5,19 @@ from prefect import flow
 from flows.outcome import Outcome, run_name
 from flows.pages import show_page, show_table
 from flows.traffic import calibration, held_out_problems, traffic
+from infra.cluster.session import session
 from infra.config.flows import DrafterFlowConfig, QuantizeFlowConfig
 from infra.lineage.announce import MEASURED, announce
 from infra.lineage.lineage import Lineage, Version
 from infra.services.progress import report
 from infra.services.runs import RunKey, claim, keep_outcome
+from infra.store.refs import ArtifactRef
 from tasks.drafter.kinds import kind
 from tasks.drafter.steps import KIND_TAG, Measured, answer_prompts, measure_drafter
+from tasks.drafter.traffic import Traffic
 from tasks.evaluate.evidence import metrics
 from tasks.quant.steps import (
+    answered,
     choose,
     look_at_base,
     look_at_quant,
@@ -53,6 +57,7 @@ def quantize(
         claim("quantize", config, run, target=target, drafter=drafter) as key,
         lineage.run(key, "quantize", parent_run, model=name) as mlflow_run,
     ):
+        session().warm_up()  # meanwhile the copy is made
         quant, making = (lineage.get(config.quantize.adopted) if config.quantize.adopted else None), {}
         chosen = choose(config.target, quant.parts["target"] if quant else target, drafter, key)
         if quant is None:
@@ -68,7 +73,8 @@ def quantize(
                 tags={"lockstep.scheme": config.quantize.scheme, "lockstep.recipe": config.quantize.recipe},
             )
 
-        prompts = traffic(config, chosen.target.artifact).held_out_ids()
+        asked = traffic(config, chosen.target.artifact)
+        prompts = asked.held_out_ids()
         held_out = held_out_problems(config, chosen.target.artifact)
         base = look_at_base(chosen.target, chosen.drafter, prompts, held_out, config, key)
         copy = look_at_quant(quant, prompts, held_out, base.artifact, config, key)
@@ -77,7 +83,7 @@ def quantize(
 
         retrained = None
         if config.quantize.retrain_drafter and chosen.drafter:
-            retrained = retrain_on_quant(quant, chosen.drafter, config, key)
+            retrained = retrain_on_quant(quant, chosen.drafter, asked, copy.artifact, config, key)
 
         measured = [measured.measurement for measured in (tried, retrained) if measured]
         evidence = write_evidence(
@@ -120,13 +126,17 @@ def quantize(
         return outcome
 
 
-def retrain_on_quant(quant: Version, drafter: Version, config: QuantizeFlowConfig, key: RunKey) -> Measured:
-    """The drafter once it has learned from the quant itself: its answers, its states, and what it accepts then."""
+def retrain_on_quant(
+    quant: Version, drafter: Version, asked: Traffic, view: ArtifactRef, config: QuantizeFlowConfig, key: RunKey
+) -> Measured:
+    """The drafter once it has learned from the quant itself: its answers, its states, and what it accepts then.
+
+    asked: what the target's drafter learned on and was measured on, so that nothing else differs. view: the quant's.
+    """
     settings = config.drafter.model_copy(update={"overfit_check": False})  # its head was checked when it was made
     drafting = config.narrow(DrafterFlowConfig).model_copy(update={"drafter": settings})
-    prompts = traffic(config, quant.artifact)
-    answers = answer_prompts(quant, prompts, drafting, key)
+    answers = answer_prompts(quant, asked, drafting, key, plain=answered(view))
     made = kind(drafter.tags.get(KIND_TAG, settings.kind)).make(quant, drafter, answers, drafting, key)
-    expected = made.result and made.result.expected
-    served = measure_drafter(quant, made.drafter, quant.subject, prompts, expected, drafting, suffix="_retrained")
+    expected = None  # a quant's rounding turns near-ties: it need not give the answers again that were captured
+    served = measure_drafter(quant, made.drafter, quant.subject, asked, expected, drafting, suffix="_retrained")
     return served.model_copy(update={"spans": total(answers.spans, made.spans, served.spans)})

@@ -20,7 +20,7 @@ class QuantizeConfig(Section):
     ignore: list[str] = ["lm_head"]
     """Modules left alone: names, or `re:` patterns."""
     group_size: int = Field(64, ge=1)
-    """Group size of W4A16; must divide the hidden size."""
+    """Group size of W4A16; must divide the inputs of every layer. Kernels on GPUs take 32, 64 and 128."""
     fidelity_prompts: int = Field(8, ge=1)
     """Texts per domain (the base's own answers) on which KL, flips and perplexity are measured."""
     fidelity_top_k: int = Field(64, ge=1)

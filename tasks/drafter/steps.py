@@ -33,7 +33,7 @@ from tasks.drafter.template import ChatTemplate
 from tasks.drafter.traffic import Traffic
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import Expected, TrainingResult
-from tasks.evaluate.acceptance import Measurement
+from tasks.evaluate.acceptance import Measurement, told
 from tasks.evaluate.identity import read_again
 
 if TYPE_CHECKING:
@@ -107,9 +107,11 @@ def choose(config: TargetConfig, warm_start: bool, target: str | None, run: str,
 
 
 @durable(name="answer prompts", pools=["engines"])
-def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig, run: str) -> Answers:
+def answer_prompts(
+    target: Version, traffic: Traffic, config: DrafterFlowConfig, run: str, plain: Measurement | None = None
+) -> Answers:
     """The target's answers to the training prompts and, where asked for, those of the RL run that made it; its speed
-    without speculation on the held-out prompts."""
+    without speculation on the held-out prompts, or what is known of that already (`plain`)."""
     spans, store = Spans(), open_store()
     model = store.open(target.artifact)
     answering = Answering(
@@ -137,8 +139,11 @@ def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig,
             again = answering.model_copy(update={"temperature": 0.0})
             greedy = asyncio.run(answer(handle, traffic.train[:GREEDY], again, ChatTemplate(model)))
             train = greedy + train
-        report("measuring the target without speculation")
-        plain = measure_without(handle, traffic, config, target.subject)
+        if plain:
+            without = Measured(measurement=plain)
+        else:
+            report("measuring the target without speculation")
+            without = measure_without(handle, traffic, config, target.subject)
     for source in config.drafter.traffic:
         if source.source == sources.ROLLOUTS:
             folders = [store.open(evidence) for evidence in target.evidence]
@@ -148,7 +153,7 @@ def answer_prompts(target: Version, traffic: Traffic, config: DrafterFlowConfig,
     sample = longest(greedy, config.drafter.micro_batch_tokens)
     # First, so that the byte budget cuts off others.
     train = sorted(train, key=lambda answered: answered is not sample)
-    return Answers(train=train, sample=sample.key, plain=plain, spans=spans.seconds)
+    return Answers(train=train, sample=sample.key, plain=without, spans=spans.seconds)
 
 
 @durable(name="capture hidden states", pools=["engines"])
@@ -215,6 +220,7 @@ def measure_drafter(
         if expected and expected.prompts and settings.temperature == 0:
             served = asyncio.run(replay(handle, expected, config.engine.max_concurrent_sequences))
             check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
+    report(f"{subject}{suffix.replace('_', ' ')}: {told(measured.measurement)}")
     return measured.model_copy(update={"spans": spans.seconds})
 
 

@@ -139,6 +139,12 @@ def kept(folder: Path, conditions: str) -> Measurement | None:
     return found if found and found.conditions == conditions else None
 
 
+def told(measurement: Measurement) -> str:
+    """What was accepted, by domain, in one line."""
+    lengths = [r for r in measurement.rows if "acceptance_length" in r["figure"] and "loops" not in r["figure"]]
+    return "accepts " + ", ".join(f"{r['domain']} {r['value']:.2f}" for r in lengths) if lengths else "proposed nothing"
+
+
 def speedup_row(
     with_speculation: Measurement, without: Measurement, *, subject: str, figure: str = "speculation_speedup", **labels
 ) -> dict:

@@ -17,7 +17,7 @@ class Scheme(NamedTuple):
     output channel or the scheme's own groups. min_capability: oldest CUDA compute capability, times ten, whose kernels
     run it in vLLM 0.32. cpu_needs: instruction set that its CPU kernels need, `CUDA` where there are none, None where
     any will do. cpu_dtypes: activation types of its CPU kernels. calibrated: it needs a recipe, which measures
-    activations."""
+    activations. gpu_groups: group sizes that its kernels on GPUs take, of grouped ones."""
 
     name: str
     grouped: bool
@@ -25,6 +25,7 @@ class Scheme(NamedTuple):
     cpu_needs: str | None
     cpu_dtypes: tuple[str, ...]
     calibrated: bool = False
+    gpu_groups: tuple[int, ...] = ()
 
 
 HALF = ("bfloat16", "float16")
@@ -35,7 +36,14 @@ SCHEMES = {
     for scheme in (
         Scheme("W8A8", grouped=False, min_capability=75, cpu_needs=None, cpu_dtypes=("float32", *HALF)),
         Scheme("FP8_DYNAMIC", grouped=False, min_capability=75, cpu_needs=None, cpu_dtypes=("float32", *HALF)),
-        Scheme("W4A16", grouped=True, min_capability=75, cpu_needs="avx512f", cpu_dtypes=HALF),
+        Scheme(
+            "W4A16",
+            grouped=True,
+            min_capability=75,
+            cpu_needs="avx512f",
+            cpu_dtypes=HALF,
+            gpu_groups=(128, 64, 32),  # Marlin's; Machete takes two of them, and Triton's kernel a larger one
+        ),
         Scheme("NVFP4", grouped=False, min_capability=75, cpu_needs="CUDA", cpu_dtypes=(), calibrated=True),
     )
 }
@@ -85,13 +93,21 @@ def check(config: QuantizeConfig, model: Path, device: Device, dtype: str) -> Sc
         )
     linears = quantized_linears(model, config.ignore)
     if scheme.grouped:
-        for name, inputs in linears.items():
-            if inputs % config.group_size:
-                raise SchemeError(
-                    f"quantize.group_size={config.group_size} does not divide the {inputs} inputs of {name}: "
-                    f"use {_largest_divisor(linears.values(), config.group_size)}"
-                )
+        _check_groups(config.group_size, linears, None if device.capability is None else scheme.gpu_groups)
     return scheme
+
+
+def _check_groups(size: int, linears: dict[str, int], kernels: tuple[int, ...] | None) -> None:
+    """kernels: the sizes that there are kernels for, largest first; None where any will do."""
+    known = kernels or range(size, 0, -1)
+    fitting = [some for some in known if all(inputs % some == 0 for inputs in linears.values())]
+    better = next((some for some in fitting if some <= size), min(fitting, default=None))
+    cure = f"use {better}" if better else "choose another scheme"
+    for name, inputs in linears.items():
+        if inputs % size:
+            raise SchemeError(f"quantize.group_size={size} does not divide the {inputs} inputs of {name}: {cure}")
+    if kernels and size not in kernels:
+        raise SchemeError(f"quantize.group_size={size} has no kernels on GPUs, {kernels} have: {cure}")
 
 
 def quantized_linears(model: Path, ignore: list[str]) -> dict[str, int]:
@@ -120,7 +136,3 @@ def quantized_linears(model: Path, ignore: list[str]) -> dict[str, int]:
     if head in kept and skeleton.config.tie_word_embeddings:
         raise SchemeError(f"{head} of {model} shares its weights with the embedding: add it to quantize.ignore")
     return kept
-
-
-def _largest_divisor(widths, limit: int) -> int:
-    return next(size for size in range(limit, 0, -1) if all(width % size == 0 for width in widths))

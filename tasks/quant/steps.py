@@ -24,7 +24,7 @@ from infra.services.progress import report
 from infra.services.spans import Spans
 from infra.store.open import open_store
 from infra.store.refs import ArtifactRef
-from tasks.evaluate import evidence
+from tasks.evaluate import acceptance, evidence
 from tasks.evaluate.acceptance import Measurement
 from tasks.evaluate.benchmarks import benchmark
 from tasks.evaluate.problems import Problem
@@ -142,6 +142,11 @@ def look_at_quant(
     return _look(quant, prompts, held_out, base, config, view.Known())
 
 
+def answered(look: ArtifactRef) -> Measurement:
+    """How the model of a view answered the prompts, without speculation."""
+    return view.View.read(open_store().open(look)).speed
+
+
 @durable(name="try drafter on quant", pools=["engines"])
 def try_drafter(quant: Version, drafter: Version, prompts: Prompts, config: QuantizeFlowConfig, run: str) -> Tried:
     """Acceptance and speed of the target's drafter when it proposes for the quant."""
@@ -151,6 +156,7 @@ def try_drafter(quant: Version, drafter: Version, prompts: Prompts, config: Quan
     with _serve(spec, spans) as handle, spans.measure("engine"):
         report(f"measuring {drafter.label} on {quant.label}")
         measurement, load = view.speculate(handle, prompts, config, quant.subject)
+    report(f"{drafter.label} on {quant.label}: {acceptance.told(measurement)}")
     return Tried(measurement=measurement, load=load, spans=spans.seconds)
 
 

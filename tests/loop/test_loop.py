@@ -28,7 +28,7 @@ def ok(done: subprocess.CompletedProcess) -> str:
 @pytest.fixture(scope="module")
 def trip(services, lockstep) -> dict:
     """Summary of a loop on the Llama, submitted to the worker."""
-    ok(lockstep("loop", *LLAMA))
+    ok(lockstep("loop", *LLAMA, "--set", "quantize.retrain_drafter=true"))
     return json.loads(ok(lockstep("report", "--json")))
 
 
@@ -52,8 +52,19 @@ def test_every_part_is_made_measured_linked_and_released(trip, lockstep):
 
 def test_nothing_of_the_loop_is_lost_when_what_nothing_refers_to_is_deleted(trip, lockstep):
     swept = json.loads(ok(lockstep("gc", "--grace-days", "0", "--delete", "--json")))
-    assert {name.split("/")[0] for name in swept["deleted"]} == {"view"}
+    assert {name.split("/")[0] for name in swept["deleted"]} == {"drafter", "hidden-states", "view"}
     assert "no broken link" in ok(lockstep("lineage", "tiny", "--check"))
+
+
+def test_the_drafter_is_compared_across_quants_as_it_is_and_retrained(trip, lockstep):
+    table = json.loads(ok(lockstep("measure", "quants", *LLAMA, "--json")))["table"]
+    lines = {(line["scheme"], line["domain"]): line for line in table}
+    assert {scheme for scheme, _ in lines} == {"none", "W8A8 RTN"}
+    assert {domain for _, domain in lines} == {"chat", "maths", "all"}
+    base, quant = lines["none", "all"], lines["W8A8 RTN", "all"]
+    assert base["kept"] == pytest.approx(trip["acceptance"]["after"]["all"]["length"]) and base["retrained"] is None
+    assert quant["kept"] == pytest.approx(trip["acceptance"]["on_quant"]["all"]["length"])
+    assert quant["retrained"] >= 1 and len(quant["retrained by position"].split()) == 3
 
 
 def test_no_secret_of_the_environment_is_kept_anywhere_and_none_becomes_a_setting(trip, services, lockstep, planted):

@@ -11,7 +11,6 @@ from tasks.evaluate.evidence import row
 from tasks.evaluate.fidelity import Scored
 from tasks.evaluate.questions import Answer
 from tasks.quant.figures import rows
-from tasks.quant.table import findings, lines
 from tasks.quant.text import markdown, records, total
 from tasks.quant.view import View, texts
 
@@ -108,34 +107,3 @@ def test_a_view_survives_being_written(tmp_path):
     seen = view(0.1, [1, 0], 5.0)
     seen.write(tmp_path)
     assert View.read(tmp_path).model_dump_json() == seen.model_dump_json()
-
-
-def test_one_drafter_across_quants_kept_and_retrained():
-    def known(subject, **figures):
-        rows = [
-            row(f, value, n=10, unit="", subject=subject, domain="" if "size" in f or "speedup" in f else "all")
-            for f, value in figures.items()
-        ]
-        return evidence.table(rows, engine="e", hardware="h", command="c")
-
-    found = lines(
-        {
-            "none": known(
-                "drafter:t/1", acceptance_length=2.0, speculation_speedup=1.5, acceptance_rate_position_1=0.6
-            ),
-            "W8A8 RTN": known(
-                "quant:t/1",
-                quant_acceptance_length=1.8,
-                quant_acceptance_length_retrained=1.9,
-                quant_size_ratio=0.5,
-                quant_acceptance_rate_position_1=0.5,
-            ),
-        }
-    )
-    assert [line["scheme"] for line in found] == ["none", "W8A8 RTN"]
-    assert (found[0]["acceptance kept"], found[0]["acceptance retrained"], found[0]["size"]) == (2.0, None, None)
-    assert (found[1]["acceptance retrained"], found[1]["size"], found[1]["drafts"]) == (1.9, 0.5, 10)
-    assert [line["rate at 1"] for line in found] == [0.6, 0.5] and "rate at 2" not in found[0]
-    (said,) = findings(found)
-    assert said.startswith("W8A8 RTN: retrained on the quant's own states the drafter accepts 1.90 tokens a pass")
-    assert said.endswith("kept as it is 1.80: +0.10")

@@ -97,6 +97,9 @@ def test_types_without_kernels_are_named_before_work(model):
 def test_a_group_size_that_does_not_divide_is_refused_with_one_that_does(model):
     with pytest.raises(SchemeError, match=r"group_size=48 does not divide the 128 inputs of .*: use 32"):
         check(config("W4A16", group_size=48), model, H200, "bfloat16")
+    with pytest.raises(SchemeError, match=r"group_size=16 has no kernels on GPUs, \(128, 64, 32\) have: use 32"):
+        check(config("W4A16", group_size=16), model, H200, "bfloat16")
+    assert check(config("W4A16", group_size=16), model, Device(None, frozenset({"avx512f"})), "bfloat16")
 
 
 def test_layers_that_do_not_exist_or_are_tied_cannot_be_chosen(model):
