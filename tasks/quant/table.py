@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLE = "evidence.parquet"
-BASE = "none"  # the scheme of the target itself
+BASE = "base"  # in place of a scheme: the target itself
 TRIED = "quant_drafter_version"
 LENGTH, RATE = "acceptance_length", "acceptance_rate_position_{}"
 AGAIN = "_retrained"
@@ -94,8 +94,10 @@ def findings(found: "Mapping[str, pd.DataFrame]", table: list[dict]) -> list[str
         if line["retrained"] is not None:
             more = "trained further on the base" if scheme == BASE else "retrained on the quant's own states"
             said += f"; {more} {line['retrained']:.3f} ({line['gain']:+.3f} ± {line['±']:.3f}"
-            control = base["gain"] if base and scheme != BASE else None
-            said += f", {line['gain'] - control:+.3f} beyond what the base gains)" if control is not None else ")"
+            if base and scheme != BASE and base["retrained"] is not None:
+                half = (line["±"] ** 2 + base["±"] ** 2) ** 0.5
+                said += f", {line['gain'] - base['gain']:+.3f} ± {half:.3f} beyond what the base gains"
+            said += ")"
         told.append(said + _beside(_rows(found[scheme])))
     places = sorted({f"{r.hardware}, {r.engine}" for known in found.values() for r in known.itertuples()})
     return [*told, f"measured on {'; '.join(places)}"]

@@ -59,9 +59,9 @@ def test_nothing_of_the_loop_is_lost_when_what_nothing_refers_to_is_deleted(trip
 def test_the_drafter_is_compared_across_quants_as_it_is_and_retrained(trip, lockstep):
     table = json.loads(ok(lockstep("measure", "quants", *LLAMA, "--json")))["table"]
     lines = {(line["scheme"], line["domain"]): line for line in table}
-    assert {scheme for scheme, _ in lines} == {"none", "W8A8 RTN"}
+    assert {scheme for scheme, _ in lines} == {"base", "W8A8 RTN"}
     assert {domain for _, domain in lines} == {"chat", "maths", "all"}
-    base, quant = lines["none", "all"], lines["W8A8 RTN", "all"]
+    base, quant = lines["base", "all"], lines["W8A8 RTN", "all"]
     assert base["kept"] == pytest.approx(trip["acceptance"]["after"]["all"]["length"]) and base["retrained"] is None
     assert quant["kept"] == pytest.approx(trip["acceptance"]["on_quant"]["all"]["length"])
     assert quant["retrained"] >= 1 and len(quant["retrained by position"].split()) == 3

@@ -87,8 +87,8 @@ def test_one_drafter_across_quants_kept_and_retrained(make):
         assert version.parts["target"] == target.label
     found = ask()
     lines = {(line["scheme"], line["domain"]): line for line in found.table}
-    assert list(lines) == [("none", "chat"), ("none", "all"), ("W4A16 RTN", "chat"), ("W4A16 RTN", "all")]
-    assert (lines["none", "all"]["kept"], lines["none", "all"]["retrained"], lines["none", "all"]["±"]) == (
+    assert list(lines) == [("base", "chat"), ("base", "all"), ("W4A16 RTN", "chat"), ("W4A16 RTN", "all")]
+    assert (lines["base", "all"]["kept"], lines["base", "all"]["retrained"], lines["base", "all"]["±"]) == (
         2,
         None,
         None,
@@ -97,9 +97,9 @@ def test_one_drafter_across_quants_kept_and_retrained(make):
     assert (quantized["kept"], quantized["retrained"], quantized["drafts"]) == (1.8, 1.95, 10)
     assert quantized["gain"] == pytest.approx(0.15) and quantized["±"] == pytest.approx(0.04 * 2**0.5)
     assert quantized["kept by position"] == "0.500 0.250" and quantized["retrained by position"] == "0.600"
-    assert (lines["W4A16 RTN", "chat"]["KL, nats"], lines["none", "chat"]["KL, nats"]) == (0.02, None)
+    assert (lines["W4A16 RTN", "chat"]["KL, nats"], lines["base", "chat"]["KL, nats"]) == (0.02, None)
     base, told, where = found.findings
-    assert base == "none: kept as it is, the drafter accepts 2.000 tokens a pass; 1.50 times as fast with it as without"
+    assert base == "base: kept as it is, the drafter accepts 2.000 tokens a pass; 1.50 times as fast with it as without"
     assert told == (
         "W4A16 RTN: kept as it is, the drafter accepts 1.800 tokens a pass (-10.0% against the base); retrained on the "
         "quant's own states 1.950 (+0.150 ± 0.057); 1.40 times as fast with it as without; KL to the base 0.03 "
@@ -140,6 +140,6 @@ def test_as_much_training_on_the_base_is_what_retraining_is_compared_with(make):
     assert "mine-quant/2 is left out: drafter 3 was tried on it" in said
     assert "trained further on the base 2.100 (+0.100 ± 0.057); 1.50 times" in found.findings[0]
     assert (
-        "(-5.0% against the base); retrained on the quant's own states 2.200 (+0.300 ± 0.057, +0.200 beyond what "
+        "(-5.0% against the base); retrained on the quant's own states 2.200 (+0.300 ± 0.057, +0.200 ± 0.080 beyond "
         in (found.findings[1])
     )
