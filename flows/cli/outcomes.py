@@ -12,6 +12,14 @@ def text(run: Run) -> str:
         from tasks.report.text import terminal
 
         return terminal(LoopSummary.model_validate(run.outcome))
+    if run.flow == "quantize":
+        from infra.store.refs import ArtifactRef
+        from tasks.quant.steps import read_evidence
+        from tasks.quant.text import terminal as quant_text
+
+        found, table = run.outcome, read_evidence(ArtifactRef.model_validate(run.outcome["evidence"]))
+        tried = f", {found['drafter']} tried on it" if found["drafter"] else ""
+        return quant_text(f"{found['quant']}: {found['scheme']} of {found['target']}{tried}", table)
     if run.flow == "watch":
         from tasks.drafter.drift import Drift
         from tasks.drafter.drift_text import terminal

@@ -40,6 +40,19 @@ def records(evidence: "pd.DataFrame") -> list[dict[str, str]]:
     return page.rows(evidence, SENTENCES)
 
 
+def terminal(title: str, evidence: "pd.DataFrame") -> str:
+    """The same as plain lines, over all domains, or by domain what is not known over all."""
+    found = records(evidence)
+    whole = {row["figure"] for row in found if row["domain"] == "all"}
+    shown = [row for row in found if row["domain"] == "all" or row["figure"] not in whole]
+    names = [row["figure"] + (f", {row['domain']}" if row["domain"] not in ("", "all") else "") for row in shown]
+    width = max(map(len, names), default=0)
+    cells = [
+        f"  {name:<{width}}  {row['value']:>9}  {row['95% interval']}" for name, row in zip(names, shown, strict=True)
+    ]
+    return "\n".join([title, *(line.rstrip() for line in cells)])
+
+
 def total(*spans: dict[str, float]) -> dict[str, float]:
     """Seconds by kind over several steps."""
     return {kind: sum(s.get(kind, 0.0) for s in spans) for kind in dict.fromkeys(k for s in spans for k in s)}

@@ -11,7 +11,7 @@ from tasks.evaluate.evidence import row
 from tasks.evaluate.fidelity import Scored
 from tasks.evaluate.questions import Answer
 from tasks.quant.figures import rows
-from tasks.quant.text import markdown, records, total
+from tasks.quant.text import markdown, records, terminal, total
 from tasks.quant.view import View, texts
 
 SUBJECT = "quant:t/1"
@@ -94,6 +94,10 @@ def test_people_read_it_and_prefect_takes_it(table):
         records(table)
     )
     assert all(isinstance(cell, str) for row in records(table) for cell in row.values())
+    told = terminal("t-quant/1: W8A8 of t/2", table).splitlines()
+    assert told[0] == "t-quant/1: W8A8 of t/2"
+    assert [line.split()[-1] for line in told if "size against the base's" in line] == ["0.25"]
+    assert [line.split()[5:] for line in told if "positions whose" in line] == [["100.0%", "100.0%", "to", "100.0%"]]
     assert total({"engine": 1.0, "quantize": 2.0}, {}, {"engine": 3.0}) == {"engine": 4.0, "quantize": 2.0}
 
 
