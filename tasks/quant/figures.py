@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator, Sequence
 
 from infra.config.quant import QuantizeConfig
-from infra.store.refs import ArtifactRef
 from tasks.evaluate import fidelity, questions
 from tasks.evaluate.acceptance import Measurement, speedup_row
 from tasks.evaluate.evidence import LOAD, row
@@ -26,7 +25,7 @@ def rows(
     rewarded: tuple[Sequence[Answer], Sequence[Answer]],
     drafter: int | None,
     config: QuantizeConfig,
-    artifacts: tuple[ArtifactRef, ArtifactRef],
+    sizes: tuple[int, int],
     prompts: dict,
     subject: str,
     concurrency: int,
@@ -35,12 +34,13 @@ def rows(
 
     drafted: the quant with its target's drafter, and with the retrained one, as far as there are. load, drafter: the
     former at each of `drafter.load_concurrency`, and its version. rewarded: answers of base and quant to the held-out
-    problems. artifacts: base and quant. prompts: what was answered. concurrency: requests in flight meanwhile.
+    problems. sizes: of the weights of base and quant in an engine, bytes. prompts: what was answered. concurrency:
+    requests in flight meanwhile.
     """
     listed = json.dumps(prompts, sort_keys=True).encode()
     labels = dict(subject=subject, dataset_digest="sha256:" + hashlib.sha256(listed).hexdigest())
     asked = questions.load(config.tasks, config.task_questions, config.seed)
-    original, copy = artifacts
+    original, copy = sizes
     compared = questions.accuracy_comparison(
         base.answers,
         quant.answers,
@@ -54,8 +54,8 @@ def rows(
         *compared,
         *_recovery(compared),
         *_rewards(rewarded, subject, config.seed),
-        row("quant_bytes", copy.bytes, n=1, unit="bytes", subject=subject),
-        row("quant_size_ratio", copy.bytes / original.bytes, n=1, unit="ratio", subject=subject),
+        row("quant_bytes", copy, n=1, unit="bytes", subject=subject),
+        row("quant_size_ratio", copy / original, n=1, unit="ratio", subject=subject),
         *_labelled(quant.speed, labels),
         speedup_row(quant.speed, base.speed, figure="quant_speedup", concurrency=concurrency, **labels),
     ]

@@ -32,6 +32,7 @@ from tasks.evaluate.questions import Answer
 from tasks.quant import figures, view
 from tasks.quant.quantizers import quantizer
 from tasks.quant.schemes import check, local_device
+from tasks.quant.size import served_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,7 +187,7 @@ def write_evidence(
         rewarded=rewarded,
         drafter=drafter.version if drafter else None,
         config=config.quantize,
-        artifacts=(target.artifact, quant.artifact),
+        sizes=tuple(served_bytes(store.open(v.artifact), config.engine.dtype) for v in (target, quant)),
         prompts=prompts,
         subject=quant.subject,
         concurrency=config.drafter.eval_concurrency,

@@ -4,7 +4,6 @@ import pytest
 
 from infra.config.quant import QuantizeConfig
 from infra.engine.pin import engine_pin
-from infra.store.refs import ArtifactRef
 from tasks.evaluate import evidence
 from tasks.evaluate.acceptance import Measurement
 from tasks.evaluate.evidence import row
@@ -57,7 +56,7 @@ def table():
         rewarded=(rewards([1.0, 0.4, 0.0, 1.0]), rewards([1.0, 0.6, 0.0, 0.0])),
         drafter=7,
         config=QuantizeConfig(tasks=["hellaswag"], task_questions=3),
-        artifacts=(ArtifactRef(name="a", digest="d", bytes=400), ArtifactRef(name="b", digest="e", bytes=100)),
+        sizes=(400, 100),
         prompts=PROMPTS,
         subject=SUBJECT,
         concurrency=4,

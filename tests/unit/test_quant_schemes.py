@@ -8,6 +8,7 @@ from tasks.quant import compressor
 from tasks.quant.data_free import quantize
 from tasks.quant.quantizers import quantizer
 from tasks.quant.schemes import SCHEMES, Device, SchemeError, check, local_device, quantized_linears
+from tasks.quant.size import served_bytes
 
 ANY_CPU = Device(None, frozenset({"avx2"}))
 H200 = Device(90, frozenset())
@@ -56,6 +57,13 @@ def test_every_weight_is_within_half_a_step_of_its_copy(model, half, dtype, sche
         else:  # the range is -128..127 or -8..7: what lies beyond the top is clipped
             largest = 127 if scheme == "W8A8" else 7
             assert torch.all((steps.clamp(-largest - 1, largest) - levels).abs() <= 0.5 + 1e-4)
+    linears = sum(base[f"{name}.weight"].numel() for name in names)
+    scales = sum(copy[f"{name}.weight_scale"].numel() for name in names)
+    whole = sum(weight.numel() for weight in base.values())
+    assert served_bytes(source, "bfloat16") == 2 * whole  # in whatever type the checkpoint is
+    shapes = sum(8 * copy[f"{name}.weight_shape"].numel() for name in names) if scheme == "W4A16" else 0
+    values = linears // (2 if scheme == "W4A16" else 1)
+    assert served_bytes(tmp_path, "bfloat16") == 2 * (whole - linears + scales) + values + shapes
     untouched = set(base) - {f"{name}.weight" for name in names}
     assert untouched and all(torch.equal(base[name], copy[name]) for name in untouched)
 
