@@ -21,7 +21,7 @@ from tasks.drafter.states import Captured, StatesWriter
 from tasks.drafter.states import Sequence as CapturedSequence
 
 SPARE_BYTES = 2**28  # of the disk, for everything else that writes to it
-WINDOW_BYTES = 3 * 2**29  # of states on their way: being read, written by the engine, or taken
+WINDOW_BYTES = 2**32  # of states on their way: a GPU reads 300 MB a step, and each is five steps on its way
 TAKERS = 8  # threads that take the engine's files
 
 
@@ -74,9 +74,11 @@ async def capture(
             try:
                 for one in _within(waiting, bytes_per_token, budget_bytes - writer.bytes):
                     size = _bytes([one], bytes_per_token)
-                    while window.tasks and window.bytes + size > WINDOW_BYTES:
-                        on_progress(stored := stored + await window.store(), len(answered))
                     # Others write to this disk too. The engine's own files lie there beside the shards for a moment.
+                    while window.tasks and (
+                        window.bytes + size > WINDOW_BYTES or _lacking(writer.folder, 2 * (window.bytes + size))
+                    ):
+                        on_progress(stored := stored + await window.store(), len(answered))
                     _require_room(writer.folder, 2 * (window.bytes + size))
                     window.put(reader.start(one), size)
                 while window.tasks:
@@ -154,9 +156,14 @@ def _within(waiting: Sequence[Answered], bytes_per_token: int, budget_bytes: int
         yield answered
 
 
+def _lacking(folder: Path, needed: int) -> bool:
+    """Whether the disk has less room than that."""
+    return needed > shutil.disk_usage(folder).free - SPARE_BYTES
+
+
 def _require_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free - SPARE_BYTES:
+    if _lacking(folder, needed):
+        free = shutil.disk_usage(folder).free
         raise CaptureError(
             f"hidden states need {needed / 2**30:.2f} GiB more, {folder} has {free / 2**30:.2f} GiB free, of which "
             f"{SPARE_BYTES / 2**30:.2f} are left alone: free some, lower drafter.capture_budget_gib, or set "

@@ -152,19 +152,16 @@ class StatesWriter:
             self._open, self._open_bytes = [], 0
 
     def _commit(self, number: int, added: list[Captured]) -> None:
-        import torch
-        from safetensors.torch import save_file
-
         name = f"shard-{number:05d}"
         path = self.folder / f"{name}.safetensors"
-        save_file({"hidden_states": torch.cat([c.states for c in added])}, path)
+        sha256 = _write(path, [c.states for c in added])
         sequences, offset = [], 0
         for captured in added:
             sequences.append(captured.sequence.model_copy(update={"offset": offset}))
             offset += captured.sequence.num_states
         shard = Shard(
             file=path.name,
-            sha256=_sha256(path),
+            sha256=sha256,
             bytes=path.stat().st_size,
             layer_ids=self.layer_ids,
             sequences=sequences,
@@ -198,6 +195,28 @@ def read_states(folder: Path) -> Iterator[Captured]:
         for shard, states in zip(shards, threads.map(partial(_load, folder), shards), strict=True):
             for sequence in shard.sequences:
                 yield Captured(sequence, states[sequence.offset : sequence.offset + sequence.num_states])
+
+
+def _write(path: Path, states: "list[torch.Tensor]") -> str:
+    """Write `states` behind each other as one tensor, in the format of safetensors; the file's sha256.
+
+    Each is read once, without being put together in memory first: they are mapped files of the engine, and an engine on
+    a GPU writes two gigabytes a second.
+    """
+    import torch
+
+    pieces = [one.contiguous().flatten().view(torch.uint8).numpy() for one in states]
+    rows, size = sum(len(one) for one in states), sum(piece.nbytes for piece in pieces)
+    dtype = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[states[0].dtype]
+    entry = {"dtype": dtype, "shape": [rows, *states[0].shape[1:]], "data_offsets": [0, size]}
+    header = json.dumps({"hidden_states": entry}).encode()
+    header += b" " * (-len(header) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in (len(header).to_bytes(8, "little"), header, *pieces):
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
 
 
 def _load(folder: Path, shard: Shard) -> "torch.Tensor":
