@@ -142,8 +142,8 @@ class _PolicyRun:
                     await self._step(step, rounds)
                 if self.checkpoints.latest() is None:  # no steps were asked for
                     await self._checkpoint(0, rounds)
-            with self.spans.measure("engine"):
-                after = await self.examination.whole(self.sampler, self.fleet, "after")
+                with self.spans.measure("engine"):  # while the last checkpoint is written
+                    after = await self.examination.whole(self.sampler, self.fleet, "after")
             return await self._result(before, after)
 
     async def _sampler(self, stack: AsyncExitStack) -> Sampler:
