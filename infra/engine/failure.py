@@ -25,6 +25,7 @@ _ECHOES = (
 _PASSING = (
     "Error in memory profiling",
 )  # another process gave GPU memory back while the engine looked at how much is free
+_FORKED = ("CUDA in forked subprocess", "CUDA error: initialization error")  # an import has used CUDA before the fork
 _HINTS = (  # the first that fits; {cache} is what decides how much the KV cache gets
     ("desired gpu memory utilization", "lower engine.gpu_memory_fraction, or free memory of the GPU"),
     ("to serve at least one request", "raise {cache} or lower engine.max_model_len"),
@@ -67,6 +68,11 @@ def root_cause(log: Path, gpus: bool | None = None) -> str:
 def passing(cause: str) -> bool:
     """Whether an engine that ended for this `root_cause` may just be started again."""
     return any(sign in cause for sign in _PASSING)
+
+
+def unforkable(cause: str) -> bool:
+    """Whether an engine that ended for this `root_cause` may start when it is executed in place of forked."""
+    return any(sign in cause for sign in _FORKED)
 
 
 def doing(log: Path) -> str:

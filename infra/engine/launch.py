@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.engine import flags
 from infra.engine.errors import EngineError
-from infra.engine.failure import passing
+from infra.engine.failure import passing, unforkable
 from infra.engine.nursery import Nursery
 from infra.engine.pin import accelerated
 from infra.engine.ready import Patience, Progress, wait_until_ready
@@ -103,7 +103,8 @@ def start(
     log_dir: where the engine's log is kept, `logs/engines` below Lockstep's home by default.
     progress: called with a line every few seconds.
     fork: take the engine from a process that has imported vLLM already (`infra.engine.nursery`), or execute a fresh
-        one; by default the former, but for matched engines on GPUs, whose kernels vLLM chooses as it is imported.
+        one; by default the former, but for matched engines on GPUs, whose kernels vLLM chooses as it is imported. One
+        that cannot use CUDA because it was forked is executed.
     Raises EngineError with the engine's own root cause when it dies, or when it is not ready within
     `engine.start_timeout_s`.
     """
@@ -123,8 +124,10 @@ def start(
             break
         except BaseException as error:
             engine.stop()
-            if not (attempts_left and isinstance(error, EngineError) and passing(str(error))):
+            executing = fork and unforkable(str(error))
+            if not (attempts_left and isinstance(error, EngineError) and (executing or passing(str(error)))):
                 raise
+            fork = fork and not executing
     return engine
 
 

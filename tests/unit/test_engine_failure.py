@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.engine.failure import _PASSING, doing, passing, root_cause
+from infra.engine.failure import _FORKED, _PASSING, doing, passing, root_cause, unforkable
 
 WORKER = "(Worker pid=7) ERROR 11-29 19:49:20 [multiproc_executor.py:953] "
 CORE = "(EngineCore pid=6) ERROR 11-29 19:49:22 [core.py:1510] "
@@ -82,6 +82,21 @@ def test_a_cause_that_passes_is_told_from_one_that_stays(tmp_path):
     assert not any(passing(cause) for _, cause in LOGS.values())
 
 
+def test_a_cause_that_a_fork_has_is_told_from_others(tmp_path):
+    torch = Path(find_spec("torch").submodule_search_locations[0])
+    assert _FORKED[0] in (torch / "cuda/__init__.py").read_text(), "torch has other words"
+    log = tmp_path / "log"
+    for words in (
+        f"RuntimeError: Cannot re-initialize {_FORKED[0]}. To use it,",
+        f"torch.AcceleratorError: {_FORKED[1]}",
+    ):
+        log.write_text(
+            f"{CORE}{words}\n{SERVER}RuntimeError: Engine core initialization failed. See root cause above\n"
+        )
+        assert unforkable(root_cause(log))
+    assert not any(unforkable(cause) for _, cause in LOGS.values())
+
+
 def test_doing_is_vllms_last_word_on_its_progress(tmp_path):
     log = tmp_path / "log"
     log.write_text("nothing of interest\n")
@@ -93,7 +108,9 @@ def test_doing_is_vllms_last_word_on_its_progress(tmp_path):
         "(APIServer pid=1) WARNING 11-29 19:49:20 [routers.py:7] SECURITY WARNING: frightening\n"
     )
     assert doing(log) == "Loading weights took 0.04 seconds"
-    config = f"Initializing a V1 LLM engine (v0.32.0) with config: model='/m', {', '.join(f'a{n}={n}' for n in range(99))}"
+    config = (
+        f"Initializing a V1 LLM engine (v0.32.0) with config: model='/m', {', '.join(f'a{n}={n}' for n in range(99))}"
+    )
     log.write_text(
         f"(EngineCore pid=1) INFO 11-29 19:49:21 [core.py:133] {config}\n"
         "(APIServer pid=1) INFO 11-29 19:49:22 [launcher.py:195] Route: /docs, Methods: GET, HEAD\n"
