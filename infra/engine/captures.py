@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def load(path: Path, timeout_s: float = 60.0) -> tuple["torch.Tensor", "torch.Tensor"]:
     """(hidden_states [tokens, layers, hidden] in the engine's dtype, token_ids [tokens] int64) of one request.
 
-    Waits until the file is complete; the request's batch must have been flushed (`EngineClient.flush_captures`).
+    Waits until the file is complete, which the engine begins when it reads on: it must have other requests, or be given
+    a step (`EngineClient.flush_captures`).
     Raises EngineError when the engine has not written it within `timeout_s` or was stopped before it did.
     """
     from safetensors.torch import load_file

@@ -131,7 +131,7 @@ class EngineClient:
     async def capture(self, prompt_ids: list[int], **generation: Any) -> Generation:
         """Generate and keep the hidden states of the prompt and of all generated tokens but the last.
 
-        generation: arguments of `generate`. The file is complete only after `flush_captures`.
+        generation: arguments of `generate`. The file comes when the engine reads on, or after `flush_captures`.
         """
         return await self.generate(prompt_ids, kv_transfer_params={"include_output_tokens": True}, **generation)
 
