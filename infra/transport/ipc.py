@@ -135,5 +135,6 @@ def open_shared(location: str, device: torch.device) -> torch.Tensor:
     fields = {name: base64.b64decode(value) if name in _BYTES else value for name, value in plain.items()}
     fields |= zip(_COUNTER, _UNCOUNTED, strict=True)
     fields["device"] = device.index or 0  # the same GPU may have another number in this process
+    torch.cuda.init()  # what follows does not, and a process that has not used CUDA yet would crash
     storage = torch.UntypedStorage._new_shared_cuda(*(fields[name] for name in _FIELDS))
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
