@@ -33,8 +33,9 @@ def usual(task: str, target: str) -> float | None:
     """Median seconds of the last few completed calls of `task` for `target` here; before the first, those measured for
     the targets of the presets elsewhere (`durations.toml`), or None."""
     path = _path(task, target)
-    if path.is_file():
-        return statistics.median(json.loads(line) for line in path.read_text().splitlines()[-KEPT:])
+    kept = path.read_text().splitlines()[-KEPT:] if path.is_file() else []
+    if kept:  # a file is empty for a moment when the first call has ended
+        return statistics.median(json.loads(line) for line in kept)
     return measured(target).get(task)
 
 

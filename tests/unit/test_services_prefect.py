@@ -116,6 +116,8 @@ def test_the_usual_duration_is_the_median_of_the_last_completed_calls_for_the_ta
     assert durations.usual("train policy", "b") is None
     (home / "durations" / "a" / "train policy").write_text("900\n1\n2\n3\n4\n5\n")
     assert durations.usual("train policy", "a") == 3
+    (home / "durations" / "a" / "train policy").write_text("")  # as another process finds it while it is made
+    assert durations.usual("train policy", "a") is None
 
 
 def test_before_a_first_run_the_presets_have_durations_measured_elsewhere(home):
