@@ -3,6 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_OWN_WEIGHTS = "default"  # vLLM's name for those that it has read itself
+
+
+def numbered(weights: str) -> int:
+    """The version that an engine calls `weights`, as a number: 0 until it is sent others than it started with."""
+    return 0 if weights == _OWN_WEIGHTS else int(weights)
+
 
 @dataclass(frozen=True)
 class Generation:

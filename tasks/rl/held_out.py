@@ -16,7 +16,7 @@ from tasks.evaluate import questions as general
 from tasks.rl.environments.base import Problem
 from tasks.rl.environments.problems import Problems
 from tasks.rl.result import HeldOut
-from tasks.rl.rollout import Group
+from tasks.rl.rollout import Group, together
 from tasks.rl.sampler import Sampler
 
 
@@ -36,24 +36,15 @@ class Examination:
     async def whole(self, sampler: Sampler, fleet: Fleet, when: str) -> dict[str, Any]:
         """Mean rewards of the held-out problems, 0 where the scorer failed, answers to the general questions; JSON."""
         report(f"{len(self.problems)} held-out problems and {len(self.questions)} general questions {when} training")
-        groups = await self._answer(sampler)
-        answers = await fleet.run(
-            lambda engine: general.ask(
-                engine.client.handle,
-                self.questions,
-                self._base,
-                max_new_tokens=self._config.rl.general_max_new_tokens,
-                concurrency=self._config.engine.max_concurrent_sequences,
-            )
-        )
+        groups, answers = await together([self._answer(sampler), self._general(fleet)])
         return {
             "rewards": [_reward(group) for group in groups],
             "general": [answer.model_dump(mode="json") for answer in answers],
         }
 
     async def first(self, sampler: Sampler, fleet: Fleet, path: Path) -> dict[str, Any]:
-        """`whole` of the model the run started from; kept in `path`, because after an interruption the engines have
-        other weights."""
+        """`whole` of the model that engines start with, before they get other weights; kept in `path`, so that after
+        an interruption nothing is asked again."""
         if not path.is_file():
             scratch = path.with_suffix(".unfinished")
             scratch.write_text(json.dumps(await self.whole(sampler, fleet, "before")))
@@ -76,6 +67,17 @@ class Examination:
     async def _answer(self, sampler: Sampler) -> list[Group]:
         rl = self._config.rl
         return await sampler.answer(self.problems, rl.eval_answers, rl.eval_temperature)
+
+    async def _general(self, fleet: Fleet) -> list[general.Answer]:
+        return await fleet.run(
+            lambda engine: general.ask(
+                engine.client.handle,
+                self.questions,
+                self._base,
+                max_new_tokens=self._config.rl.general_max_new_tokens,
+                concurrency=self._config.engine.max_concurrent_sequences,
+            )
+        )
 
 
 def _reward(group: Group) -> float:

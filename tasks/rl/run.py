@@ -121,6 +121,8 @@ class _PolicyRun:
                 await stack.enter_async_context(self.engines)
                 self.sampler = await self._sampler(stack)
                 await self.fleet.ready()
+            with self.spans.measure("engine"):  # while the trainer loads the same model
+                before = await self.examination.first(self.sampler, self.fleet, self.workdir / "before.json")
             with self.spans.measure("trainer"):
                 await self.trainer.ready()
             rounds = Rounds(
@@ -133,8 +135,6 @@ class _PolicyRun:
             )
             await self._restore(rounds)
             await self._broadcast(first)
-            with self.spans.measure("engine"):
-                before = await self.examination.first(self.sampler, self.fleet, self.workdir / "before.json")
             self.load = await stack.enter_async_context(LoadMeter(self.fleet.clients))
             async with rounds, self.checkpoints:
                 rounds.published(first)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from infra.cluster.fleet import Engine, Fleet
+from infra.engine.answers import numbered
 from tasks.rl.environments.base import Problem
 from tasks.rl.environments.chat import Chat
 from tasks.rl.lengths import Lengths
@@ -118,7 +119,7 @@ class Sampler:
             prompt,
             generation.token_ids,
             generation.logprobs,
-            [(int(v), start, min(stop, end)) for v, start, stop in generation.weight_versions if start < end],
+            [(numbered(v), start, min(stop, end)) for v, start, stop in generation.weight_versions if start < end],
             finish_reason,
             text,
             score.reward,

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from infra.engine.answers import numbered
 from infra.engine.client import EngineClient
 from infra.engine.errors import EngineError, EngineGone
 from infra.engine.launch import start
@@ -47,7 +48,8 @@ def test_tokens_and_their_logprobs(engine, request, tiny_engine_config, run, mod
     handle = engine(EngineSpec(model=folder, role=Role.rollout, config=tiny_engine_config)).handle()
     answer = run(generate(handle, ignore_eos=True))
     assert answer.prompt_ids == PROMPT and len(answer.token_ids) == 12 and answer.finish_reason == "length"
-    assert answer.weight_versions == [("default", 0, 12)]
+    ((weights, *span),) = answer.weight_versions
+    assert numbered(weights) == 0 and span == [0, 12]
     assert answer.logprobs == pytest.approx(hf_logprobs(folder, PROMPT + answer.token_ids)[len(PROMPT) - 1 :], abs=1e-4)
 
 

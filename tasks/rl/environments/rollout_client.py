@@ -10,6 +10,7 @@ from verifiers.v1.graph import message_hash
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.types import AssistantMessage, Response, ToolCall, Usage
 
+from infra.engine.answers import numbered
 from infra.engine.client import EngineClient
 from infra.engine.errors import EngineError, EngineGone
 from tasks.rl.environments.chat import Chat, tool_calls
@@ -78,7 +79,7 @@ class RolloutClient(Client):
         start = len(recording.token_ids) + len(between)
         recording.token_ids += [*between, *done.token_ids]
         recording.logprobs += [*([0.0] * len(between)), *done.logprobs]
-        recording.versions += [(int(v), start + first, start + end) for v, first, end in done.weight_versions]
+        recording.versions += [(numbered(v), start + first, start + end) for v, first, end in done.weight_versions]
         recording.budget -= len(done.token_ids)
         recording.turns += 1
         recording.finish_reason = done.finish_reason
