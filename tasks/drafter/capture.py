@@ -17,6 +17,7 @@ from infra.engine import captures
 from infra.engine.client import EngineClient
 from infra.engine.spec import EngineHandle
 from tasks.drafter.answers import Answered
+from tasks.drafter.pace import Pace
 from tasks.drafter.states import Captured, StatesWriter
 from tasks.drafter.states import Sequence as CapturedSequence
 
@@ -59,7 +60,7 @@ async def capture(
     Those that the writer has are passed over, so an interrupted capture goes on where its last shard ended. It stops
     short, and says so by its result, before the states on disk would exceed `budget_bytes`.
     Shards go on being written afterwards, until the writer closes them.
-    concurrency: requests in flight. on_progress: called with (sequences done, of all).
+    concurrency: requests in flight at most (`Pace`). on_progress: called with (sequences done, of all).
     Raises CaptureError when the disk has less room than the states need, at the start or later on, or the budget holds
     none; what was captured stays.
     """
@@ -93,10 +94,10 @@ async def capture(
 
 
 class _Reader:
-    """Has the engine read sequences, `concurrency` at a time, and takes their states from its files."""
+    """Has the engine read sequences, at its pace, and takes their states from its files."""
 
     def __init__(self, client: EngineClient, takers: ThreadPoolExecutor, concurrency: int) -> None:
-        self._client, self._takers, self._slots = client, takers, asyncio.Semaphore(concurrency)
+        self._client, self._takers, self._pace = client, takers, Pace(concurrency)
         self._unanswered = 0
 
     def start(self, answered: Answered) -> "asyncio.Task[Captured]":
@@ -105,7 +106,7 @@ class _Reader:
 
     async def _read(self, answered: Answered) -> Captured:
         try:
-            async with self._slots:
+            async with self._pace.request(len(answered.token_ids)):
                 generation = await self._client.capture(
                     answered.token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True
                 )

@@ -116,8 +116,8 @@ class StatesWriter:
     def add(self, captured: Captured) -> None:
         """Keep one sequence; it is on disk once its shard is full and written, or closed.
 
-        Raises StatesError when its states do not fit its tokens, or are not finite, and what went wrong in writing
-        earlier ones.
+        Raises StatesError when its states do not fit its tokens, and what went wrong in writing earlier ones. That its
+        states are not finite is found when its shard is written, and nothing of that shard is kept.
         """
         sequence, states = captured.sequence, captured.states
         if states.shape[:2] != (sequence.num_states, len(self.layer_ids)):
@@ -125,9 +125,6 @@ class StatesWriter:
                 f"states of {sequence.key} have shape {list(states.shape)}: expected {sequence.num_states} positions "
                 f"of {len(self.layer_ids)} layers"
             )
-        least, most = states.aminmax()  # one pass, which NaN gets through; a sum in float64 takes 30 times as long
-        if not bool(least.isfinite() & most.isfinite()):
-            raise StatesError(f"states of {sequence.key} are not finite: the target overflows in this dtype")
         self._open.append(captured)
         self.done.add(sequence.key)
         size = states.numel() * states.element_size()
@@ -154,6 +151,8 @@ class StatesWriter:
     def _commit(self, number: int, added: list[Captured]) -> None:
         name = f"shard-{number:05d}"
         path = self.folder / f"{name}.safetensors"
+        for captured in added:
+            _require_finite(captured)
         sha256 = _write(path, [c.states for c in added])
         sequences, offset = [], 0
         for captured in added:
@@ -195,6 +194,12 @@ def read_states(folder: Path) -> Iterator[Captured]:
         for shard, states in zip(shards, threads.map(partial(_load, folder), shards), strict=True):
             for sequence in shard.sequences:
                 yield Captured(sequence, states[sequence.offset : sequence.offset + sequence.num_states])
+
+
+def _require_finite(captured: Captured) -> None:
+    least, most = captured.states.aminmax()  # one pass, which NaN gets through; a sum in float64 takes 30 times as long
+    if not bool(least.isfinite() & most.isfinite()):
+        raise StatesError(f"states of {captured.sequence.key} are not finite: the target overflows in this dtype")
 
 
 def _write(path: Path, states: "list[torch.Tensor]") -> str:
