@@ -79,11 +79,14 @@ class DrafterMeasurement:
                 say(f"read {plain:.0f} tokens/s; answering {len(prompts.train)} prompts")
                 answers = asyncio.run(answer(reader.handle(), prompts.train, answering))
                 reader.stop()
-                speed = {}
+                speed, read = {}, {"warm": plain, "timed": plain}
                 for name, sequences in (("warm", warm), ("timed", timed), ("answers", answers)):
+                    if name not in read:  # whoever answered has these cached, the engine that captures caches nothing
+                        read[name] = _read(capturer.handle(), sequences, concurrency)
+                        say(f"read {read[name]:.0f} tokens/s ({name}, by the engine that captures)")
                     with StatesWriter(here / name, layer_ids) as writer:
                         speed[name] = captured(capturer.handle(), sequences, writer, size, concurrency)
-                    say(f"captured {speed[name]:.0f} tokens/s ({name}), {speed[name] / plain:.0%} of reading")
+                    say(f"captured {speed[name]:.0f} tokens/s ({name}), {speed[name] / read[name]:.0%} of reading")
                     if name != "answers":
                         shutil.rmtree(here / name)
             training = measure_training.compare(
@@ -91,7 +94,8 @@ class DrafterMeasurement:
             )
             if options.served:
                 training = _served(target, training, prompts, config, here, say)
-        return _measured(config.target.name, options, plain, speed["timed"], training, size)
+        lengths = {name: [len(s.token_ids) for s in these] for name, these in (("timed", timed), ("answers", answers))}
+        return _measured(config.target.name, lengths, read, speed, training, size)
 
 
 def _served(
@@ -145,12 +149,13 @@ def random_sequences(target: Path, options: DrafterOptions, seed: int) -> "list[
 def _read(handle: "EngineHandle", sequences: "list[Answered]", concurrency: int) -> float:
     """Tokens per second."""
     from infra.engine.client import EngineClient
+    from tasks.drafter.pace import Pace
 
     async def read() -> float:
-        slots = asyncio.Semaphore(concurrency)
+        pace = Pace(concurrency)
 
         async def one(client: EngineClient, token_ids: list[int]) -> None:
-            async with slots:
+            async with pace.request(len(token_ids)):
                 await client.generate(token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
         async with EngineClient(handle) as client:
@@ -162,32 +167,45 @@ def _read(handle: "EngineHandle", sequences: "list[Answered]", concurrency: int)
 
 
 def _measured(
-    name: str, options: DrafterOptions, plain: float, captured: float, training: "Training", size: int
+    name: str,
+    lengths: dict[str, list[int]],
+    read: dict[str, float],
+    speed: dict[str, float],
+    training: "Training",
+    size: int,
 ) -> Measured:
+    """lengths: tokens of each sequence, of the `timed` ones and of the `answers`. read: tokens/s without
+    capture, of the answers by the engine that captures. speed: with capture. size: bytes of a token's states."""
     from tasks.drafter import measure_training
     from tasks.evaluate.evidence import row
 
-    n, subject = options.sequences * options.tokens, f"target:{name}"
-    rows = [
-        row("prefill_tokens_per_second", plain, n=n, unit="tokens/s", subject=subject),
-        row("capture_tokens_per_second", captured, n=n, unit="tokens/s", subject=subject),
-        row("capture_share_of_prefill", captured / plain, n=n, unit="ratio", subject=subject),
-        row("hidden_states_bytes_per_token", size, n=n, unit="bytes", subject=subject),
+    subject = f"target:{name}"
+    rows, table, findings = [], [], []
+    for key, prefix, what in (("timed", "", "random sequences"), ("answers", "answers_", "answers")):
+        n, plain, captured = sum(lengths[key]), read[key], speed[key]
+        rows += [
+            row(f"{prefix}prefill_tokens_per_second", plain, n=n, unit="tokens/s", subject=subject),
+            row(f"{prefix}capture_tokens_per_second", captured, n=n, unit="tokens/s", subject=subject),
+            row(f"{prefix}capture_share_of_prefill", captured / plain, n=n, unit="ratio", subject=subject),
+        ]
+        table += [
+            _line(f"reading {what}", plain),
+            _line(f"capturing {what}", captured, megabytes=captured * size / 1e6),
+        ]
+        each = n / len(lengths[key])
+        findings.append(
+            f"Capture of {len(lengths[key])} {what} ({each:.0f} tokens each, {size} bytes a token) runs at "
+            f"{captured:.0f} tokens/s, {captured / plain:.0%} of plain reading."
+        )
+    rows += [
+        row("hidden_states_bytes_per_token", size, n=sum(lengths["timed"]), unit="bytes", subject=subject),
         *measure_training.rows(training, subject),
     ]
-    table = [
-        _line("reading", plain),
-        _line("capturing", captured, megabytes=captured * size / 1e6),
-        *(
-            _line(by, one.tokens_per_second, tokens=one.tokens, acceptance=one.acceptance, served=one.served)
-            for by, one in training.by.items()
-        ),
+    table += [
+        _line(by, one.tokens_per_second, tokens=one.tokens, acceptance=one.acceptance, served=one.served)
+        for by, one in training.by.items()
     ]
-    findings = [
-        f"Capture of {size} bytes a token runs at {captured:.0f} tokens/s, {captured / plain:.0%} of plain reading.",
-        *measure_training.findings(training),
-    ]
-    return Measured(rows, table, findings)
+    return Measured(rows, table, findings + measure_training.findings(training))
 
 
 def _line(
