@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-TOKENS = 3 * 2**16
-"""In flight at most, unless one request has more: three steps of an H200, of which one is computed and one is next."""
-SHORTEST = 2**11
-"""What a request counts at least: a server spends half a millisecond on it, however short."""
+TOKENS = 2**18
+"""In flight at most, unless one request has more: four steps of an H200, of which one is computed and one is next."""
+SHORTEST = 2**10
+"""What a request counts at least: a server spends most of a millisecond on it, however short."""
 
 
 class Pace:
     """Lets requests to an engine begin, in the order in which they ask.
 
-    A server takes all requests that have come through each stage (parsing, checking, encoding) before any goes to the
-    next: of 512 at once the engine has none for most of a second, then all of them, then none again while as many new
-    ones are taken in. Few at a time are taken in while it computes.
+    A server works in turns on all requests that it has: each stage (parsing, checking, encoding) of all that have come,
+    then the next. Of hundreds at once the engine gets few until most of them are through, and when it has answered them
+    it waits for as many new ones. Few at a time are taken in while it computes.
     """
 
     def __init__(self, concurrency: int) -> None:
