@@ -28,12 +28,10 @@ beside the KV cache, and page-locked memory on the host until its files are writ
 log = init_logger(__name__)
 
 
-class _Copied:
-    """Stands where the base class keeps the CUDA event of a request's copy: its blocks are free once it is over."""
+class _Copied(threading.Event):
+    """Stands where the base class keeps the CUDA event of a request's copy: its blocks are free once it is set."""
 
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self.set, self.query, self.synchronize = self._over.set, self._over.is_set, self._over.wait
+    query, synchronize = threading.Event.is_set, threading.Event.wait
 
 
 class HiddenStatesConnector(ExampleHiddenStatesConnector):

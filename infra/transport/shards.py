@@ -1,7 +1,8 @@
-"""Files of bytes by name in the format of safetensors, written and read without a copy."""
+"""Files in the format of safetensors, written and read without a copy."""
 
 import json
 import zlib
+from collections.abc import Sequence
 
 import torch
 
@@ -16,12 +17,15 @@ def read_into(file: Reader, body: torch.Tensor) -> int:
     return count
 
 
-def header(tensors: dict[str, torch.Tensor]) -> bytes:
-    """The head of a safetensors file of these uint8 vectors; their bytes follow."""
+def header(tensors: dict[str, tuple[str, Sequence[int], int]]) -> bytes:
+    """The head of a safetensors file; the bytes of its tensors follow, in this order.
+
+    tensors: by name their dtype, as safetensors calls it, shape and size in bytes.
+    """
     entries, offset = {}, 0
-    for name, tensor in tensors.items():
-        entries[name] = {"dtype": "U8", "shape": [tensor.numel()], "data_offsets": [offset, offset + tensor.numel()]}
-        offset += tensor.numel()
+    for name, (dtype, shape, size) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

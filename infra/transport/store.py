@@ -250,7 +250,8 @@ def _write_shard(shelf: Shelf, version: int, size: int, packed: Packed) -> Shard
         crc32=crc32(tensors),
         changed=changed,
     )
-    shelf.put(version, shard.file, [header(tensors), *(memoryview(tensor.numpy()) for tensor in tensors.values())])
+    head = header({name: ("U8", [t.numel()], t.numel()) for name, t in tensors.items()})
+    shelf.put(version, shard.file, [head, *(memoryview(tensor.numpy()) for tensor in tensors.values())])
     return shard
 
 

@@ -210,15 +210,15 @@ def _write(path: Path, states: "list[torch.Tensor]") -> str:
     """
     import torch
 
+    from infra.transport.shards import header
+
     pieces = [one.contiguous().flatten().view(torch.uint8).numpy() for one in states]
     rows, size = sum(len(one) for one in states), sum(piece.nbytes for piece in pieces)
     dtype = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[states[0].dtype]
-    entry = {"dtype": dtype, "shape": [rows, *states[0].shape[1:]], "data_offsets": [0, size]}
-    header = json.dumps({"hidden_states": entry}).encode()
-    header += b" " * (-len(header) % 8)
+    head = header({"hidden_states": (dtype, [rows, *states[0].shape[1:]], size)})
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for piece in (len(header).to_bytes(8, "little"), header, *pieces):
+        for piece in (head, *pieces):
             digest.update(piece)
             file.write(piece)
     return digest.hexdigest()

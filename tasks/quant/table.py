@@ -59,7 +59,7 @@ class QuantsMeasurement:
             )
         known = {BASE: _of_base(lineage, target, drafter, say)} | dict(reversed(found.items()))
         table = lines(known)
-        return Measured([], table, findings(known, table), pictures(table))  # evidence as it is, with where it is from
+        return Measured([], table, findings(known, table), pictures(known))  # evidence as it is, with where it is from
 
 
 def lines(found: "Mapping[str, pd.DataFrame]") -> list[dict]:
@@ -76,8 +76,8 @@ def lines(found: "Mapping[str, pd.DataFrame]") -> list[dict]:
             if again:
                 half = ((kept.high - kept.value) ** 2 + (again.high - again.value) ** 2) ** 0.5
                 line |= {"retrained": again.value, "gain": again.value - kept.value, "±": half}
-            line["kept by position"] = _rates(rows, domain, "")
-            line["retrained by position"] = _rates(rows, domain, AGAIN)
+            for which, suffix in (("kept", ""), ("retrained", AGAIN)):
+                line[f"{which} by position"] = " ".join(f"{rate:.3f}" for rate in _rates(rows, domain, suffix)) or None
             table.append(line | {"KL, nats": kl.value if kl else None})
     return table
 
@@ -103,15 +103,13 @@ def findings(found: "Mapping[str, pd.DataFrame]", table: list[dict]) -> list[str
     return [*told, f"measured on {'; '.join(places)}"]
 
 
-def pictures(table: list[dict]) -> list[Picture]:
-    """Acceptance by position over all domains, kept and retrained."""
+def pictures(found: "Mapping[str, pd.DataFrame]") -> list[Picture]:
+    """Acceptance by position over all domains, kept and retrained. found: as `lines` takes it."""
     curves = []
-    for line in table:
-        if line["domain"] == "all":
-            for which, beside in (("kept", ""), ("retrained", f"{line['scheme']}, kept")):
-                rates = [float(rate) for rate in (line[f"{which} by position"] or "").split()]
-                if rates:
-                    curves.append(Line(f"{line['scheme']}, {which}", list(enumerate(rates, 1)), beside))
+    for scheme, known in found.items():
+        for which, suffix, beside in (("kept", "", ""), ("retrained", AGAIN, f"{scheme}, kept")):
+            if rates := _rates(_rows(known), "all", suffix):
+                curves.append(Line(f"{scheme}, {which}", list(enumerate(rates, 1)), beside))
     title = "Accepted drafts by position, all domains"
     return [Picture(title, "proposed token", "share of drafts", curves)] if curves else []
 
@@ -136,12 +134,12 @@ def _rows(known: "pd.DataFrame") -> dict:
     return {(r.figure, r.domain): r for r in known.itertuples()}
 
 
-def _rates(rows: dict, domain: str, suffix: str) -> str | None:
-    rates, position = [], 1
-    while row := rows.get((RATE.format(position) + suffix, domain)):
-        rates.append(f"{row.value:.3f}")
-        position += 1
-    return " ".join(rates) or None
+def _rates(rows: dict, domain: str, suffix: str) -> list[float]:
+    """Shares of drafts that were accepted at the first position and at those after it."""
+    rates = []
+    while row := rows.get((RATE.format(len(rates) + 1) + suffix, domain)):
+        rates.append(row.value)
+    return rates
 
 
 def _of_base(lineage: Lineage, target: Version, drafter: Version, say: Callable[[str], None]) -> "pd.DataFrame":
