@@ -1,6 +1,7 @@
 """What a run will need, said before it starts: memory, bytes to move, disk and time."""
 
 import json
+import math
 import shutil
 import statistics
 from pathlib import Path
@@ -27,6 +28,7 @@ from infra.services import runs
 from infra.services.durations import measured
 from infra.services.home import home
 from infra.store.models import location
+from infra.store.tensor_files import read_header
 
 PROMPT_TOKENS = 64  # of a typical prompt: only sizes estimates
 
@@ -166,16 +168,8 @@ def _shape(folder: Path) -> Shape | None:
 
 def _stored(path: Path) -> int:
     """Number of values in a safetensors file, from its header alone."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            count = 1
-            for size in tensor["shape"]:
-                count *= size
-            total += count
-    return total
+    with path.open("rb") as file:
+        return sum(math.prod(tensor["shape"]) for tensor in read_header(file).values())
 
 
 def _sides(shape: Shape | None, config: FlowConfig) -> Sides | None:

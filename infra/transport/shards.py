@@ -1,8 +1,6 @@
-"""Files in the format of safetensors, written and read without a copy."""
+"""Files of tensors, read and checked without a copy."""
 
-import json
 import zlib
-from collections.abc import Sequence
 
 import torch
 
@@ -15,20 +13,6 @@ def read_into(file: Reader, body: torch.Tensor) -> int:
     while count < len(memory) and (read := file.readinto(memory[count:])):
         count += read
     return count
-
-
-def header(tensors: dict[str, tuple[str, Sequence[int], int]]) -> bytes:
-    """The head of a safetensors file; the bytes of its tensors follow, in this order.
-
-    tensors: by name their dtype, as safetensors calls it, shape and size in bytes.
-    """
-    entries, offset = {}, 0
-    for name, (dtype, shape, size) in tensors.items():
-        entries[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def crc32(tensors: dict[str, torch.Tensor]) -> int:

@@ -6,7 +6,6 @@ does not hold the version before starts at the newest whole one and takes each c
 folder or a bucket (`infra.transport.shelf`).
 """
 
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -18,12 +17,13 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from infra.store.base import StoreError
+from infra.store.tensor_files import header, read_header
 from infra.transport import delta
 from infra.transport.base import SAME_HOST, Fetch, Published, Reach, SyncError
 from infra.transport.flat import fill, flat_bytes, lay_out, view
 from infra.transport.pinned import host_memory
 from infra.transport.publisher import Publisher
-from infra.transport.shards import crc32, header, read_into
+from infra.transport.shards import crc32, read_into
 from infra.transport.shelf import MANIFEST, Shelf, open_shelf, version_name
 
 SHARD_BYTES = 64 * 2**20
@@ -268,7 +268,7 @@ def _read_shard(shelf: Shelf, manifest: Manifest, flat: torch.Tensor, shard: Sha
     whole = manifest.base is None
     try:
         with shelf.open(manifest.version, shard.file) as file:
-            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            entries = read_header(file)
             body = target if whole else torch.empty(shard.bytes, dtype=torch.uint8)
             count = read_into(file, body)
     except OSError as error:

@@ -7,27 +7,23 @@ import asyncio
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import takewhile
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from infra.engine import captures
 from infra.engine.client import EngineClient
 from infra.engine.spec import EngineHandle
 from tasks.drafter.answers import Answered
 from tasks.drafter.pace import Pace
-from tasks.drafter.states import Captured, StatesWriter
 from tasks.drafter.states import Sequence as CapturedSequence
+from tasks.drafter.states_writer import StatesWriter
 
 SPARE_BYTES = 2**28  # of the disk, for everything else that writes to it
 WINDOW_BYTES = 2**32  # of states on their way: a GPU reads 300 MB a step, and each is five steps on its way
-TAKERS = 8  # threads that take the engine's files
 
 
 class CaptureError(RuntimeError):
-    """States that could not be captured, or are not those of the tokens they came with."""
+    """States that could not be captured."""
 
 
 class Layout(BaseModel):
@@ -68,24 +64,20 @@ async def capture(
     stored = len(answered) - len(waiting)
     _require_room(writer.folder, min(_bytes(waiting, bytes_per_token), budget_bytes - writer.bytes))
     on_progress(stored, len(answered))
-    with ThreadPoolExecutor(TAKERS) as takers:
-        async with EngineClient(handle) as client:
-            reader = _Reader(client, takers, concurrency)
-            window = _Window(writer)
-            try:
-                for one in _within(waiting, bytes_per_token, budget_bytes - writer.bytes):
-                    size = _bytes([one], bytes_per_token)
-                    # Others write to this disk too. The engine's own files lie there beside the shards for a moment.
-                    while window.tasks and (
-                        window.bytes + size > WINDOW_BYTES or _lacking(writer.folder, 2 * (window.bytes + size))
-                    ):
-                        on_progress(stored := stored + await window.store(), len(answered))
-                    _require_room(writer.folder, 2 * (window.bytes + size))
-                    window.put(reader.start(one), size)
-                while window.tasks:
-                    on_progress(stored := stored + await window.store(), len(answered))
-            finally:
-                await window.keep()
+    async with EngineClient(handle) as client:
+        reader = _Reader(client, concurrency)
+        window = _Window(writer)
+        try:
+            for one in _within(waiting, bytes_per_token, budget_bytes - writer.bytes):
+                size = _bytes([one], bytes_per_token)
+                while window.is_full(size):
+                    on_progress(stored := stored + await window.move_on(), len(answered))
+                _require_room(writer.folder, window.needed(size))
+                window.put(reader.start(one), size)
+            while window.tasks:
+                on_progress(stored := stored + await window.move_on(), len(answered))
+        finally:
+            await window.keep()
     if not stored:
         raise CaptureError(
             f"{budget_bytes / 2**30:.3f} GiB hold the states of no answer: raise drafter.capture_budget_gib"
@@ -94,17 +86,18 @@ async def capture(
 
 
 class _Reader:
-    """Has the engine read sequences, at its pace, and takes their states from its files."""
+    """Has the engine read sequences, at its pace."""
 
-    def __init__(self, client: EngineClient, takers: ThreadPoolExecutor, concurrency: int) -> None:
-        self._client, self._takers, self._pace = client, takers, Pace(concurrency)
+    def __init__(self, client: EngineClient, concurrency: int) -> None:
+        self._client, self._pace = client, Pace(concurrency)
         self._unanswered = 0
 
-    def start(self, answered: Answered) -> "asyncio.Task[Captured]":
+    def start(self, answered: Answered) -> "asyncio.Task[tuple[CapturedSequence, Path]]":
+        """The sequence and the file in which its states are, or soon will be."""
         self._unanswered += 1
         return asyncio.create_task(self._read(answered))
 
-    async def _read(self, answered: Answered) -> Captured:
+    async def _read(self, answered: Answered) -> tuple[CapturedSequence, Path]:
         try:
             async with self._pace.request(len(answered.token_ids)):
                 generation = await self._client.capture(
@@ -114,38 +107,55 @@ class _Reader:
             self._unanswered -= 1
             if not self._unanswered:  # the engine writes a file when it reads on, and nothing is left to be read
                 await self._client.flush_captures()
-        path = generation.hidden_states_path
-        return await asyncio.get_running_loop().run_in_executor(self._takers, _take, answered, path)
+        return CapturedSequence.model_construct(**dict(answered)), generation.hidden_states_path
 
 
 class _Window:
-    """Sequences on their way, in the order in which they are stored. bytes: of their states."""
+    """Sequences on their way to the writer, which gets them in their order, and the states that it has not written.
+
+    tasks: what the engine was asked, with the bytes of its states.
+    """
 
     def __init__(self, writer: StatesWriter) -> None:
         self._writer = writer
-        self.tasks: deque[tuple[asyncio.Task[Captured], int]] = deque()
-        self.bytes = 0
+        self.tasks: deque[tuple[asyncio.Task[tuple[CapturedSequence, Path]], int]] = deque()
+        self._bytes = 0  # of the tasks' states
 
-    def put(self, task: "asyncio.Task[Captured]", size: int) -> None:
+    def put(self, task: "asyncio.Task[tuple[CapturedSequence, Path]]", size: int) -> None:
         self.tasks.append((task, size))
-        self.bytes += size
+        self._bytes += size
 
-    async def store(self) -> int:
-        """Wait for the oldest and store it with all behind it that are there too; how many these are."""
-        await asyncio.wait([self.tasks[0][0]])
-        ready = [task for task, _ in takewhile(lambda entry: entry[0].done(), self.tasks)]
-        arrived = [task.result() for task in takewhile(lambda task: not task.exception(), ready)]
-        if not arrived:
-            self.tasks.popleft()[0].result()  # raises what went wrong
-        for _ in arrived:
-            self.bytes -= self.tasks.popleft()[1]
-        await asyncio.to_thread(_store, self._writer, arrived)
-        return len(arrived)
+    def needed(self, size: int) -> int:
+        """Bytes of the disk for what is on its way and `size` more: the engine's files lie there beside the shards."""
+        return 2 * (self._bytes + self._writer.unwritten + size)
+
+    def is_full(self, size: int) -> bool:
+        """Whether something must be written before `size` bytes more are asked for. Others write to this disk too."""
+        on_its_way = self._bytes + self._writer.unwritten
+        return on_its_way > 0 and (on_its_way + size > WINDOW_BYTES or _lacking(self._writer.folder, self.needed(size)))
+
+    async def move_on(self) -> int:
+        """Give the writer all that has arrived, or wait until something does or is written; how many it was given."""
+        if self.tasks and not self.tasks[0][0].done() and self._writer.is_writing:
+            await asyncio.to_thread(self._writer.wait)
+        elif self.tasks:
+            await asyncio.wait([self.tasks[0][0]])
+        else:
+            await asyncio.to_thread(self._writer.close_shard)
+        given = 0
+        while self.tasks and self.tasks[0][0].done():
+            task, size = self.tasks.popleft()
+            self._bytes -= size
+            self._writer.add(*task.result(), size)
+            given += 1
+        return given
 
     async def keep(self) -> None:
-        """Store all that arrive of those left, whatever happened to the others."""
+        """Give the writer all that arrive of those left, whatever happened to the others."""
         results = await asyncio.gather(*(task for task, _ in self.tasks), return_exceptions=True)
-        await asyncio.to_thread(_store, self._writer, [r for r in results if not isinstance(r, BaseException)])
+        for result, (_, size) in zip(results, self.tasks, strict=True):
+            if not isinstance(result, BaseException):
+                self._writer.add(*result, size)
 
 
 def _within(waiting: Sequence[Answered], bytes_per_token: int, budget_bytes: int) -> Iterator[Answered]:
@@ -174,20 +184,3 @@ def _require_room(folder: Path, needed: int) -> None:
 
 def _bytes(answered: Sequence[Answered], bytes_per_token: int) -> int:
     return bytes_per_token * sum(len(a.token_ids) for a in answered)
-
-
-def _store(writer: StatesWriter, arrived: Sequence[Captured]) -> None:
-    for captured in arrived:
-        writer.add(captured)
-
-
-def _take(answered: Answered, path: Path) -> Captured:
-    states, token_ids = captures.load(path)
-    captures.discard(path)
-    if token_ids.tolist() != answered.token_ids:
-        raise CaptureError(
-            f"the engine captured {len(token_ids)} tokens for a request of {len(answered.token_ids)}, or others: "
-            f"{path.name} belongs to another request or is cut short"
-        )
-    sequence = CapturedSequence(**answered.model_dump())
-    return Captured(sequence, states[: sequence.num_states])

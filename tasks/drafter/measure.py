@@ -58,7 +58,7 @@ class DrafterMeasurement:
         from tasks.drafter.answers import answer
         from tasks.drafter.capture import layer_bytes
         from tasks.drafter.contract import captured_layers
-        from tasks.drafter.states import StatesWriter
+        from tasks.drafter.states_writer import StatesWriter
 
         target, concurrency = resolve(config.target.source), config.engine.max_concurrent_sequences
         prompts, answering = asked(

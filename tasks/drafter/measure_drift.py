@@ -170,7 +170,7 @@ def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[
     from tasks.drafter.answers import answer
     from tasks.drafter.capture import layer_bytes
     from tasks.drafter.contract import captured_layers
-    from tasks.drafter.states import StatesWriter
+    from tasks.drafter.states_writer import StatesWriter
 
     concurrency, layer_ids = config.engine.max_concurrent_sequences, captured_layers(model)
     size = layer_bytes(model, len(layer_ids), config.engine.dtype)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infra.engine.launch import Engine
     from infra.engine.spec import EngineHandle, EngineSpec
     from tasks.drafter.answers import Answered, Answering
-    from tasks.drafter.states import StatesWriter
+    from tasks.drafter.states_writer import StatesWriter
     from tasks.drafter.traffic import Traffic
 
 MOST = 0.6  # of a GPU's memory, for all engines together: a trainer is there too
@@ -42,12 +42,13 @@ def engines(
 def answering_and_capturing(
     model: Path, config: DrafterFlowConfig, layer_ids: list[int], folder: Path
 ) -> "list[EngineSpec]":
-    """Specs of an engine that answers and of one that captures the states of these layers below `folder`."""
+    """Specs of an engine that answers and of one that captures the states of these layers below `folder`. Both have the
+    API of tokens: through the other one the server, not a GPU, would limit how fast they read."""
     from infra.engine.spec import Capture, EngineSpec, Role
 
     capturing = Capture(layer_ids=layer_ids, folder=folder / "staging")
     return [
-        EngineSpec(model=model, role=Role.eval, config=config.engine),
+        EngineSpec(model=model, role=Role.rollout, config=config.engine),
         EngineSpec(model=model, role=Role.capture, config=config.engine, capture=capturing),
     ]
 

@@ -28,7 +28,7 @@ from tasks.drafter.capture import capture
 from tasks.drafter.contract import check_served
 from tasks.drafter.serving import capturing, engine, measure_held_out, measure_under_load, measuring, replay
 from tasks.drafter.sources import rollouts
-from tasks.drafter.states import StatesWriter
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.template import ChatTemplate
 from tasks.drafter.traffic import Traffic
 from tasks.drafter.walk import Walk

@@ -11,7 +11,7 @@ from infra.engine.spec import EngineHandle
 from infra.services.progress import report
 from tasks.drafter.answers import Answered
 from tasks.drafter.capture import CaptureError, Layout, capture
-from tasks.drafter.states import StatesWriter
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.worker import Progress
 
 

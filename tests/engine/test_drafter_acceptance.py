@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from captured_states import add
 from safetensors.torch import save_file
 
 from infra.config.drafter import DrafterConfig
@@ -20,7 +21,8 @@ from tasks.drafter.dataset import packs
 from tasks.drafter.export import tokenizer_digest
 from tasks.drafter.heads import load_weights
 from tasks.drafter.serving import replay
-from tasks.drafter.states import Sequence, StatesWriter
+from tasks.drafter.states import Sequence
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.streaming import chunks, stream
 from tasks.drafter.template import ChatTemplate
 from tasks.drafter.traffic import Prompt
@@ -122,7 +124,7 @@ def test_streamed_states_train_as_stored_ones_do(made, engine, tmp_path):
     train = [answers[c.sequence.key] for c in stored.train]
     with StatesWriter(tmp_path / "kept", LAYERS) as writer:
         for one in stored.held_out:
-            writer.add(one)
+            add(writer, one)
     sequences = [Sequence(**answered.model_dump()) for answered in train]
     worker, seen = TrainerWorker(), []
     worker.begin_streamed(made.target, tmp_path / "kept", held_out, sequences, config, None)

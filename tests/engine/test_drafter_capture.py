@@ -12,7 +12,8 @@ from tasks.drafter.capture import CaptureError, capture, layer_bytes
 from tasks.drafter.contract import captured_layers
 from tasks.drafter.sources import own
 from tasks.drafter.sources.base import TrafficError
-from tasks.drafter.states import StatesWriter, read_states
+from tasks.drafter.states import read_states
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.template import ChatTemplate
 from tasks.drafter.traffic import Prompt
 

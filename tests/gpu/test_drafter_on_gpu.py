@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from captured_states import add
 
 from infra.config.drafter import DrafterConfig
 from tasks.drafter import contract, ttt
 from tasks.drafter.attention import Dense, Flash
 from tasks.drafter.attention.base import Keys
 from tasks.drafter.export import tokenizer_digest
-from tasks.drafter.states import Captured, Sequence, StatesWriter
+from tasks.drafter.states import Captured, Sequence
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.train import HeadTrainer
 from tasks.drafter.worker import TrainerWorker
 
@@ -34,7 +36,7 @@ def states(tmp_path_factory):
             answers = [(9, 20), (25, len(tokens))]
             sequence = Sequence(key=str(i), domain="d", token_ids=tokens, answers=answers, finish_reason="length")
             hidden = torch.randn(len(tokens) - 1, len(LAYERS), HIDDEN, generator=generator).bfloat16()
-            writer.add(Captured(sequence, hidden))
+            add(writer, Captured(sequence, hidden))
     return folder
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from captured_states import add
 
 from infra.config.drafter import DrafterConfig
 from tasks.drafter import contract, dataset, heads, ttt
 from tasks.drafter.export import CARD, tokenizer_digest
 from tasks.drafter.loop import GAIN
-from tasks.drafter.states import Captured, Sequence, StatesWriter
+from tasks.drafter.states import Captured, Sequence
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.train import HeadTrainer
 from tasks.drafter.walk import Walk
 from tasks.drafter.worker import TrainerWorker
@@ -39,7 +41,7 @@ def states(tmp_path_factory) -> Path:
                 key=str(i), domain="chat", token_ids=tokens, answers=[(8, len(tokens))], finish_reason="length"
             )
             hidden = torch.randn(len(tokens) - 1, len(LAYERS), HIDDEN, generator=generator)
-            writer.add(Captured(sequence, hidden))
+            add(writer, Captured(sequence, hidden))
     return folder
 
 

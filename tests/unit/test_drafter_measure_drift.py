@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from captured_states import add
 
 from infra.config.drafter import DrafterConfig
 from tasks.drafter import contract
 from tasks.drafter.measure_drift import OLD, SCRATCH, WARM, Course, measured, train
-from tasks.drafter.states import Captured, Sequence, StatesWriter
+from tasks.drafter.states import Captured, Sequence
+from tasks.drafter.states_writer import StatesWriter
 
 HERE = Path("head")
 
@@ -52,7 +54,7 @@ def test_both_courses_are_looked_at_by_tokens_and_end_in_heads_that_can_be_serve
         for i in range(8):
             tokens = torch.randint(0, 40, (30,), generator=generator).tolist()
             sequence = Sequence(key=str(i), domain="d", token_ids=tokens, answers=[(8, 30)], finish_reason="length")
-            writer.add(Captured(sequence, torch.randn(29, len(layers), 128, generator=generator)))
+            add(writer, Captured(sequence, torch.randn(29, len(layers), 128, generator=generator)))
     config = DrafterConfig(
         training_steps=6, held_out_looks=3, patience=0, draft_vocab_size=64, micro_batch_tokens=96, held_out_share=0.25
     )

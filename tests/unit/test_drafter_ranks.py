@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from captured_states import add
 
 from infra.cluster.ranks import Ranks
 from infra.config.drafter import DrafterConfig
@@ -15,7 +16,8 @@ from tasks.drafter.export import CARD, tokenizer_digest
 from tasks.drafter.heads import load_weights
 from tasks.drafter.remote import RemoteWorker
 from tasks.drafter.sharded import share
-from tasks.drafter.states import Captured, Sequence, StatesWriter
+from tasks.drafter.states import Captured, Sequence
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.worker import TrainerWorker
 
 LAYERS, HIDDEN, STEPS = [2, 4, 5, 8], 128, 6
@@ -44,7 +46,7 @@ def states(tmp_path_factory):
                 key=str(i), domain="d", token_ids=tokens, answers=[(8, len(tokens))], finish_reason="length"
             )
             hidden = torch.randn(len(tokens) - 1, len(LAYERS), HIDDEN, generator=generator)
-            writer.add(Captured(sequence, hidden))
+            add(writer, Captured(sequence, hidden))
     return folder
 
 

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from captured_states import add
 
 from infra.config.drafter import DrafterConfig
 from tasks.drafter import contract, measure_training, speculators_trainer
 from tasks.drafter.measure_training import HERE, THEIRS, THEIRS_FROM_HERE
-from tasks.drafter.states import Captured, Sequence, StatesWriter
+from tasks.drafter.states import Captured, Sequence
+from tasks.drafter.states_writer import StatesWriter
 from tasks.drafter.train import HeadTrainer
 
 LAYERS, HIDDEN = [2, 4, 5, 8], 128
@@ -23,7 +25,7 @@ def states(tmp_path_factory):
             tokens = torch.randint(0, 40, (20 + 10 * i,), generator=generator).tolist()
             answers = [(5, 9), (12, len(tokens))]
             sequence = Sequence(key=str(i), domain="d", token_ids=tokens, answers=answers, finish_reason="length")
-            writer.add(Captured(sequence, torch.randn(len(tokens) - 1, len(LAYERS), HIDDEN, generator=generator)))
+            add(writer, Captured(sequence, torch.randn(len(tokens) - 1, len(LAYERS), HIDDEN, generator=generator)))
     return folder
 
 

@@ -189,8 +189,22 @@ def with_template(model, folder, template):
 
 def test_prompts_of_the_targets_own_are_filtered():
     loop = "tell me " * 20
-    texts = ["What is a fjord?", "  what is a FJORD ?", "Why?", "1234567890 123 12", loop, "Name three rivers of Asia."]
-    assert own.usable(texts) == ["What is a fjord?", "Name three rivers of Asia."]
+    texts = ["What is a fjord?", "what is a FJORD ?", "Why?", "1234567890 123 12", loop, "Name three rivers of Asia."]
+    assert own.distinct(texts) == ["What is a fjord?", "Name three rivers of Asia."]
+
+
+def test_traffic_takes_every_prompt_of_the_targets_own_that_fits(tiny_llama, tmp_path):
+    template = ChatTemplate(with_template(tiny_llama, tmp_path, TOOL_TEMPLATE))
+    question = measuring.conversations("mt_bench")[0].messages[0]["content"]
+    texts = [*(f"What is number {n}?" for n in range(20)), "Why is it so long? " * 20, question]
+    longest = len(template([{"role": "user", "content": texts[19]}]))
+    found = [text for text in texts if own.fits(text, template, longest)]
+    assert found == texts[:20]
+    assert not own.fits(texts[19], template, longest - 1), "the template counts too"
+    source = TrafficSource(domain="chat", source=sources.OWN, prompts=15)
+    given = {sources.OWN: asked(*found)}
+    taken = traffic.gather([source], template, held_out=5, max_prompt_tokens=longest, seed=0, given=given)
+    assert (len(taken.train), len(taken.held_out)) == (15, 5)
 
 
 def test_what_is_missing_of_own_prompts_is_drawn_at_the_share_that_was_usable():

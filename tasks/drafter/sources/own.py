@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from infra.engine.client import EngineClient
 from infra.engine.spec import EngineHandle
+from tasks.drafter import measuring
 from tasks.drafter.sources.base import Conversation, TrafficError, user
 from tasks.drafter.template import ChatTemplate
 
@@ -31,26 +32,34 @@ async def write(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Conversation]:
-    """`count` different prompts of at most `max_tokens`, sampled at temperature 1. The same ones for the same `seed`.
+    """`count` different prompts of at most `max_tokens` with the chat template, none of them a question that only
+    measures, sampled at temperature 1. The same ones for the same `seed`.
 
     concurrency: requests in flight. on_progress: called with (prompts found, of all).
     Raises TrafficError when the target ends too few of `ATTEMPTS * count` in time, or repeats itself.
     """
     header, slots = template.user_header(), asyncio.Semaphore(concurrency)
+    seen: set[str] = set()
 
     async def sample(client: EngineClient, number: int) -> str:
+        """A prompt; empty when it is of no use."""
         drawn = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:8], 16)
         async with slots:
             written = await client.generate(header, max_new_tokens=max_tokens, temperature=1.0, seed=drawn)
-        return template.text(written.token_ids) if written.finish_reason == "stop" else ""
+        text = template.text(written.token_ids).strip() if written.finish_reason == "stop" else ""
+        if not (question(text) and fits(text, template, max_tokens)):
+            return ""
+        seen.add(question(text))
+        on_progress(min(len(seen), count), count)
+        return text
 
     found: list[str] = []
     asked = 0
     async with EngineClient(handle) as client:
+        on_progress(0, count)
         while more := wanted(count, len(found), asked):
             texts = await asyncio.gather(*(sample(client, number) for number in range(asked, asked + more)))
-            found, asked = usable([*found, *texts]), asked + more
-            on_progress(min(len(found), count), count)
+            found, asked = distinct([*found, *texts]), asked + more
             if len(found) >= count:
                 return [user(text) for text in found[:count]]
     raise TrafficError(
@@ -67,13 +76,25 @@ def wanted(count: int, found: int, asked: int) -> int:
     return max(0, min(expected, ATTEMPTS * count - asked))
 
 
-def usable(texts: Iterable[str]) -> list[str]:
-    """Prompts worth asking, in their order: long enough, in words, without loops, none twice."""
+def fits(text: str, template: ChatTemplate, max_tokens: int) -> bool:
+    """Whether traffic takes it: at most `max_tokens` with `template` around it, and no measuring question."""
+    return len(template([{"role": "user", "content": text}])) <= max_tokens and measuring.found_in([text]) is None
+
+
+def question(text: str) -> str:
+    """Its words, by which it is known when it comes again; empty when it is not worth asking: too short, not in words,
+    or a loop."""
+    words = re.findall(r"\w+", text.lower())
+    runs = [tuple(words[i : i + REPEATED_WORDS]) for i in range(len(words) - REPEATED_WORDS + 1)]
+    readable = sum(c.isalpha() or c.isspace() for c in text) > 0.5 * len(text)
+    worth_asking = len(text) >= SHORTEST and readable and len(words) > 2 and len(runs) == len(set(runs))
+    return " ".join(words) if worth_asking else ""
+
+
+def distinct(texts: Iterable[str]) -> list[str]:
+    """Those worth asking, in their order, none twice."""
     found: dict[str, str] = {}
-    for text in map(str.strip, texts):
-        words = re.findall(r"\w+", text.lower())
-        runs = [tuple(words[i : i + REPEATED_WORDS]) for i in range(len(words) - REPEATED_WORDS + 1)]
-        readable = sum(c.isalpha() or c.isspace() for c in text) > 0.5 * len(text)
-        if len(text) >= SHORTEST and readable and len(words) > 2 and len(runs) == len(set(runs)):
-            found.setdefault(" ".join(words), text)
+    for text in texts:
+        if words := question(text):
+            found.setdefault(words, text)
     return list(found.values())
