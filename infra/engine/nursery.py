@@ -8,6 +8,7 @@ would but must leave CUDA alone, which no fork survives.
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import secrets
 import select
@@ -222,6 +223,7 @@ def _become_guardian(request: dict, log: int, listening: int, lifeline: int, sta
     def serve() -> None:
         from infra.engine.server import serve
 
+        _fork_to_inspect()
         if accelerated():
             # vLLM's command would spawn EngineCore, which imports all of this once more: 14 s of 25 on an H200's host.
             # Where CUDA is already in use, vLLM spawns it all the same.
@@ -231,6 +233,28 @@ def _become_guardian(request: dict, log: int, listening: int, lifeline: int, sta
         serve(request["flags"], socket.socket(fileno=listening))
 
     guard(serve, lifeline, status, listening)
+
+
+def _fork_to_inspect() -> None:
+    """vLLM looks at a model's class, the first time on a machine, in a process that imports all of vLLM for it: 17 s on
+    an H200's host. A fork of this process has it imported, and is as far from using CUDA in this one."""
+    from vllm.model_executor.models import registry
+
+    executed, context = registry._run_in_subprocess, multiprocessing.get_context("fork")
+
+    def forked(function):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=lambda: sender.send(function()))
+        process.start()
+        sender.close()
+        try:
+            return receiver.recv()
+        except EOFError:  # it failed: the other one says why, or can where a fork cannot
+            return executed(function)
+        finally:
+            process.join()
+
+    registry._run_in_subprocess = forked
 
 
 def _fork_instead_of_spawning(threads: int) -> None:

@@ -3,6 +3,9 @@
 import json
 import shutil
 import socket
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -82,3 +85,18 @@ def test_a_kv_cache_too_small_for_one_sequence(tiny_llama, tmp_path):
 def test_a_flag_that_does_not_exist(tiny_llama, tmp_path):
     message = refusal(tmp_path, tiny_llama, config={"extra_flags": ["--no-such-flag"]})
     assert "unrecognized arguments: --no-such-flag" in message
+
+
+def test_a_models_class_is_looked_at_in_a_fork_and_where_that_fails_in_a_process_of_its_own():
+    """The first start of an architecture on a machine."""
+    script = """
+        import os
+        from infra.engine import nursery
+        from vllm.model_executor.models import registry
+        registry._run_in_subprocess = lambda function: "executed"
+        nursery._fork_to_inspect()
+        here = os.getpid()
+        print(registry._run_in_subprocess(os.getppid) == here, registry._run_in_subprocess(lambda: 1 / 0))
+    """
+    told = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert told.stdout.splitlines()[-1] == "True executed", told.stderr
