@@ -12,7 +12,7 @@ from tasks.drafter.states import Sequence, StatesError, read_index
 
 
 class StatesWriter:
-    """Appends sequences to `folder`, in shards. As a context manager it closes the last shard at the end.
+    """Appends sequences to `folder`, in shards. A context manager, which closes the last shard at the end.
 
     Shards are written by another process, `tasks.drafter.shard_process`: threads of this one that read, hash and write
     gigabytes would halve the rate at which it sends the engine requests.
@@ -38,7 +38,6 @@ class StatesWriter:
         self._number = max((int(shard.file[len("shard-") :].split(".")[0]) for shard in shards), default=-1) + 1
         self._open: list[Entry] = []
         self._open_bytes = 0
-        self._process: _ShardProcess | None = None
         self._writing: list[tuple[Future[None], int]] = []
 
     def add(self, sequence: Sequence, file: Path, size: int) -> None:
@@ -82,21 +81,20 @@ class StatesWriter:
 
     def _commit_open(self) -> None:
         if self._open:
-            self._process = self._process or _ShardProcess(self.folder, self.layer_ids)
             shard = self._process.write(Order(number=self._number, entries=self._open))
             self._writing.append((shard, self._open_bytes))
             self._number += 1
             self._open, self._open_bytes = [], 0
 
     def __enter__(self) -> "StatesWriter":
+        self._process = _ShardProcess(self.folder, self.layer_ids)
         return self
 
     def __exit__(self, *exc) -> None:
         try:
             self.close_shard()
         finally:
-            if self._process:
-                self._process.end()
+            self._process.end()
 
 
 class _ShardProcess:

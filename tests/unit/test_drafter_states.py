@@ -169,7 +169,7 @@ def test_a_writer_whose_process_dies_says_so(tmp_path):
     ):
         add(writer, captured("a"))
         writer.wait()
-        (child,) = psutil.Process().children()
+        (child,) = (c for c in psutil.Process().children() if "tasks.drafter.shard_process" in c.cmdline())
         child.kill()
         child.wait()
         add(writer, captured("bb"))
@@ -185,7 +185,7 @@ def test_no_process_is_left_of_a_writer_that_is_killed(tmp_path):
         from tasks.drafter.states_writer import StatesWriter
         lock = open({f"{held}.lock"!r}, "w")
         fcntl.flock(lock, fcntl.LOCK_EX)  # as an engine that has not written the file yet
-        writer = StatesWriter(Path({str(tmp_path / "states")!r}), {LAYERS}, shard_bytes=1)
+        writer = StatesWriter(Path({str(tmp_path / "states")!r}), {LAYERS}, shard_bytes=1).__enter__()
         one = Sequence(key="a", domain="d", token_ids=[1, 2], answers=[(1, 2)], finish_reason="length")
         writer.add(one, Path({str(held)!r}), 1)
         print("written", flush=True)
