@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from tasks.drafter.shard_process import Entry, Order, Outcome
@@ -75,8 +75,9 @@ class StatesWriter:
     def close_shard(self) -> None:
         """Commit what was added, and wait until it is. Raises what `add` does."""
         self._commit_open()
-        writing, self._writing = self._writing, []
-        for shard, _ in writing:
+        shards, self._writing = [shard for shard, _ in self._writing], []
+        wait(shards)  # all of them: whatever is wrong with one, the others are kept
+        for shard in shards:
             shard.result()
 
     def _commit_open(self) -> None:

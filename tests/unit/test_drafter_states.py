@@ -1,8 +1,10 @@
 """Captured states on disk."""
 
+import fcntl
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import psutil
@@ -141,6 +143,21 @@ def test_states_that_are_not_finite_are_told_and_not_kept(tmp_path, value, dtype
         for one in (captured("a", dtype=dtype), bad):
             add(writer, one)
     assert not list(tmp_path.iterdir())
+
+
+def test_shards_behind_one_that_is_refused_are_kept(tmp_path):
+    bad, held = captured("bb"), engine_file(captured("a"))
+    bad.states[0] = torch.nan
+    lock = held.with_name(f"{held.name}.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the engine is still writing this one
+    threading.Timer(2, lock.close).start()
+    with (
+        pytest.raises(StatesError, match="not finite"),
+        StatesWriter(tmp_path, LAYERS, shard_bytes=1) as writer,
+    ):
+        add(writer, bad)
+        writer.add(captured("a").sequence, held, 1)
+    assert [c.sequence.key for c in read_states(tmp_path)] == ["a"]
 
 
 def test_a_file_that_ends_too_early_is_told_and_not_kept(tmp_path):
