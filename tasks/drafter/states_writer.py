@@ -1,5 +1,6 @@
 """Writes captured sequences to disk: shards as `tasks.drafter.states` reads them, out of the engine's files."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -120,16 +121,15 @@ class _ShardProcess:
                 future.set_exception(_lost(order.number))
                 return future
             self._ordered[order.number] = future
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has died, which whoever listens tells everybody who waits
             self._process.stdin.write(order.model_dump_json().encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has died, which whoever listens tells everybody who waits
         return future
 
     def end(self) -> None:
         """Also in the midst of writing."""
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has died: what it was not told any more is of no use
+            self._process.stdin.close()
         self._process.wait()
         self._listening.join()
         self._process.stdout.close()
