@@ -18,6 +18,7 @@ class Generation:
     prompt_ids, token_ids: the prompt and what was generated.
     logprobs: natural log-probs of `token_ids`, in nats; -inf where the engine's was not finite. A rollout engine gives
         those of the distribution that was sampled from (after temperature, top_k, top_p), other roles the model's own.
+        Empty where they were not asked for.
     finish_reason: `stop` (end of sequence), `length` or `abort`.
     weight_versions: (version, start, end): tokens [start, end) were sampled by the weights of that version. Empty
         without RL endpoints.

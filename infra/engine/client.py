@@ -55,9 +55,13 @@ class EngineClient:
         top_k: int = 0,
         seed: int | None = None,
         ignore_eos: bool = False,
+        logprobs: bool = True,
         kv_transfer_params: dict | None = None,
     ) -> Generation:
-        """Continue `prompt_ids`. top_k 0 keeps every token; without a seed the engine's own generator samples."""
+        """Continue `prompt_ids`. top_k 0 keeps every token; without a seed the engine's own generator samples.
+
+        logprobs: whether the answer has them. They are half of what the server does for a token.
+        """
         sampling = {
             "max_tokens": max_new_tokens,
             "temperature": temperature,
@@ -65,8 +69,9 @@ class EngineClient:
             "top_k": top_k,
             "seed": seed,
             "ignore_eos": ignore_eos,
-            "logprobs": 0,
         }
+        if logprobs:
+            sampling["logprobs"] = 0  # of the token itself, and none beside it
         if self.handle.role.has_rl_endpoints:
             body = {"token_ids": prompt_ids, "sampling_params": sampling | {"detokenize": False}}
             if kv_transfer_params:
@@ -131,13 +136,15 @@ class EngineClient:
     async def capture(self, prompt_ids: list[int], **generation: Any) -> Generation:
         """Generate and keep the hidden states of the prompt and of all generated tokens but the last.
 
-        generation: arguments of `generate`. The file comes when the engine reads on, or after `flush_captures`.
+        generation: arguments of `generate`, whose answer has no log-probs here. The file comes when the engine reads
+        on, or after `flush_captures`.
         """
-        return await self.generate(prompt_ids, kv_transfer_params={"include_output_tokens": True}, **generation)
+        kept = {"include_output_tokens": True}
+        return await self.generate(prompt_ids, kv_transfer_params=kept, logprobs=False, **generation)
 
     async def flush_captures(self) -> None:
         """Let the engine write the files of all finished requests: it does so one step late, so it is given a step."""
-        await self.generate([0], max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        await self.generate([0], max_new_tokens=1, temperature=0.0, ignore_eos=True, logprobs=False)
 
     # Counters
 
@@ -283,7 +290,7 @@ def _from_tokens_api(prompt_ids: list[int], answer: dict) -> Generation:
     return Generation(
         prompt_ids,
         choice["token_ids"],
-        [_finite(entry["logprob"]) for entry in choice["logprobs"]["content"]],
+        [_finite(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]],
         choice["finish_reason"],
         [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or []],
         Path(path) if path else None,
@@ -292,7 +299,7 @@ def _from_tokens_api(prompt_ids: list[int], answer: dict) -> Generation:
 
 def _from_completions_api(prompt_ids: list[int], answer: dict) -> Generation:
     choice = answer["choices"][0]
-    logprobs = [_finite(value) for value in choice["logprobs"]["token_logprobs"]]
+    logprobs = [_finite(value) for value in (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]]
     return Generation(prompt_ids, choice["token_ids"], logprobs, choice["finish_reason"])
 
 

@@ -91,6 +91,7 @@ async def _converse(
             max_new_tokens=answering.max_new_tokens,
             temperature=answering.temperature,
             seed=int(answering.key(prompt, turn)[:8], 16),
+            logprobs=False,
         )
         token_ids = asked + generation.token_ids
         span = (len(asked), len(token_ids))

@@ -156,7 +156,7 @@ def _read(handle: "EngineHandle", sequences: "list[Answered]", concurrency: int)
 
         async def one(client: EngineClient, token_ids: list[int]) -> None:
             async with pace.request(len(token_ids)):
-                await client.generate(token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True)
+                await client.generate(token_ids, max_new_tokens=1, temperature=0.0, ignore_eos=True, logprobs=False)
 
         async with EngineClient(handle) as client:
             begun = time.monotonic()

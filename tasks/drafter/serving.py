@@ -105,7 +105,7 @@ async def replay(handle: EngineHandle, expected: Expected, concurrency: int) -> 
 
     async def again(client: EngineClient, prompt: list[int], count: int) -> None:
         async with slots:
-            await client.generate(prompt, max_new_tokens=count, temperature=0.0)
+            await client.generate(prompt, max_new_tokens=count, temperature=0.0, logprobs=False)
 
     async with EngineClient(handle) as client:
         before = await client.speculation()

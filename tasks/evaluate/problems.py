@@ -33,7 +33,9 @@ async def answer(handle: EngineHandle, problems: Sequence[Problem], tokenizer: P
 
     async def one(client: EngineClient, problem: Problem) -> str:
         async with slots:
-            done = await client.generate(problem.prompt, max_new_tokens=problem.max_new_tokens, temperature=0.0)
+            done = await client.generate(
+                problem.prompt, max_new_tokens=problem.max_new_tokens, temperature=0.0, logprobs=False
+            )
         return words.decode(done.token_ids, skip_special_tokens=True)
 
     async with EngineClient(handle) as client:

@@ -86,7 +86,7 @@ async def ask(
             chat = [{"role": "user", "content": question.prompt}]
             prompt = words.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             async with slots:
-                done = await client.generate(prompt, max_new_tokens=max_new_tokens, temperature=0.0)
+                done = await client.generate(prompt, max_new_tokens=max_new_tokens, temperature=0.0, logprobs=False)
             text = words.decode(done.token_ids, skip_special_tokens=True)
         score = await asyncio.to_thread(benchmark(question.task).judge, question, text)
         return Answer(question=question.id, task=question.task, text=text, score=score, asked=asked)

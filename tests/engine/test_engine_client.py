@@ -64,6 +64,9 @@ def test_both_ways_to_generate_agree(rollout, serve, run):
     assert through_rl.token_ids == through_openai.token_ids
     assert through_rl.logprobs == pytest.approx(through_openai.logprobs, abs=1e-5)
     assert through_openai.weight_versions == [] and through_rl.finish_reason == through_openai.finish_reason
+    for handle in (rollout, serve):
+        without = run(generate(handle, logprobs=False))
+        assert (without.token_ids, without.logprobs) == (through_rl.token_ids, [])
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_among_others(rollout, run):

@@ -45,7 +45,9 @@ async def write(
         """A prompt; empty when it is of no use."""
         drawn = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:8], 16)
         async with slots:
-            written = await client.generate(header, max_new_tokens=max_tokens, temperature=1.0, seed=drawn)
+            written = await client.generate(
+                header, max_new_tokens=max_tokens, temperature=1.0, seed=drawn, logprobs=False
+            )
         text = template.text(written.token_ids).strip() if written.finish_reason == "stop" else ""
         if not (question(text) and fits(text, template, max_tokens)):
             return ""
@@ -72,7 +74,7 @@ def wanted(count: int, found: int, asked: int) -> int:
     """How many samples to draw next for `count` prompts: what is missing at the share that was usable so far and some
     more, for a round lasts as long as its longest answer; no more than `ATTEMPTS * count` in all."""
     missing = count - found
-    expected = math.ceil(SPARE * missing * asked / found) if found else count
+    expected = math.ceil(SPARE * missing * (asked / found if found else 1))
     return max(0, min(expected, ATTEMPTS * count - asked))
 
 
