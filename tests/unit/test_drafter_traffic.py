@@ -208,7 +208,7 @@ def test_traffic_takes_every_prompt_of_the_targets_own_that_fits(tiny_llama, tmp
 
 
 def test_what_is_missing_of_own_prompts_is_drawn_at_the_share_that_was_usable():
-    assert own.wanted(1000, 0, 0) == own.wanted(1000, 0, 1000) == 1000
+    assert own.wanted(1000, 0, 0) == own.wanted(1000, 0, 1000) == 1200
     assert own.wanted(1000, 800, 1000) == 300
     assert own.wanted(1000, 1, 1000) == 7000 and own.wanted(1000, 1, 8000) == 0
     assert own.wanted(1000, 1003, 1250) == 0
