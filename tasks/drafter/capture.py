@@ -142,6 +142,7 @@ class _Window:
             await asyncio.wait([self.tasks[0][0]])
         else:
             await asyncio.to_thread(self._writer.close_shard)
+        self._writer.check()
         given = 0
         while self.tasks and self.tasks[0][0].done():
             task, size = self.tasks.popleft()

@@ -46,17 +46,19 @@ class StatesWriter:
 
         file: the engine's, with its states; it may still be written, and is removed when it has been read. size: bytes
         of these states.
-        Raises StatesError, the reason why shards of earlier sequences could not be written: states that do not fit
-        their tokens or are not finite, of which nothing is kept, or a full disk.
         """
-        while self._writing and self._writing[0][0].done():
-            self.wait()
         self._open.append(Entry(sequence=sequence, file=file))
         self._open_bytes += size
         self.bytes += size
         self.done.add(sequence.key)
         if self._open_bytes >= self.shard_bytes:
             self._commit_open()
+
+    def check(self) -> None:
+        """Raises StatesError, why a shard or a sequence in it could not be written: states that do not fit their tokens
+        or are not finite, or a full disk."""
+        while self._writing and self._writing[0][0].done():
+            self.wait()
 
     @property
     def is_writing(self) -> bool:
@@ -69,12 +71,12 @@ class StatesWriter:
         return self._open_bytes + sum(size for shard, size in self._writing if not shard.done())
 
     def wait(self) -> None:
-        """Until the oldest of the shards that are being written is on disk. Raises what `add` does."""
+        """Until the oldest of the shards that are being written is on disk. Raises what `check` does."""
         shard, _ = self._writing.pop(0)
         shard.result()
 
     def close_shard(self) -> None:
-        """Commit what was added, and wait until it is. Raises what `add` does."""
+        """Commit what was added, and wait until it is. Raises what `check` does."""
         self._commit_open()
         shards, self._writing = [shard for shard, _ in self._writing], []
         wait(shards)  # all of them: whatever is wrong with one, the others are kept

@@ -169,14 +169,18 @@ def test_a_file_that_ends_too_early_is_told_and_not_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_has_failed_is_told_before_more_is_added(tmp_path):
-    with StatesWriter(tmp_path, LAYERS, shard_bytes=1) as writer, pytest.raises(StatesError, match="not finite"):
+def test_what_has_failed_is_told_to_whoever_checks_and_the_rest_is_kept(tmp_path):
+    with StatesWriter(tmp_path, LAYERS, shard_bytes=1) as writer:
+        writer.check()
         bad = captured("bb")
         bad.states[0] = torch.inf
         add(writer, bad)
         while writer.unwritten:
             time.sleep(0.01)
         add(writer, captured("a"))
+        with pytest.raises(StatesError, match="not finite"):
+            writer.check()
+    assert [c.sequence.key for c in read_states(tmp_path)] == ["a"]
 
 
 def test_a_writer_whose_process_dies_says_so(tmp_path):

@@ -129,7 +129,7 @@ def test_before_a_first_run_the_presets_have_durations_measured_elsewhere(home):
         for task, seconds in durations.measured(target).items():
             assert durations.usual(task, target) == seconds
             assert task == "loop" or task in tasks, f"no task is called {task!r} any more"
-    assert durations.usual("train head", "smol-h200") is None  # what nobody measured nobody is told
+    assert durations.usual("look at quant", "smol-h200") is None  # what nobody measured nobody is told
 
 
 def _task_names() -> set[str]:

@@ -49,9 +49,10 @@ async def write(
                 header, max_new_tokens=max_tokens, temperature=1.0, seed=drawn, logprobs=False
             )
         text = template.text(written.token_ids).strip() if written.finish_reason == "stop" else ""
-        if not (question(text) and fits(text, template, max_tokens)):
+        words = question(text)
+        if not words or not fits(text, template, max_tokens):
             return ""
-        seen.add(question(text))
+        seen.add(words)
         on_progress(min(len(seen), count), count)
         return text
 
