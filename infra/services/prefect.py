@@ -11,8 +11,9 @@ from infra.services import environment
 
 environment.apply()
 
-from prefect import Task, task  # noqa: E402  (Prefect reads its settings when it is imported)
+from prefect import Task  # noqa: E402  (Prefect reads its settings when it is imported)
 from prefect.cache_policies import CacheKeyFnPolicy  # noqa: E402
+from prefect.utilities.annotations import quote  # noqa: E402
 from pydantic_core import to_jsonable_python  # noqa: E402
 
 from infra.services import durations, results, retries  # noqa: E402
@@ -45,7 +46,7 @@ def durable(
     if fn is None:
         return functools.partial(durable, name=name, outlives_edits=outlives_edits, pools=pools, **options)
     name = name or fn.__name__.replace("_", " ")
-    return task(
+    return _Durable(
         durations.timed(name, fn),
         name=name,
         tags=tags(*pools),
@@ -57,6 +58,14 @@ def durable(
         cache_policy=CacheKeyFnPolicy(cache_key_fn=functools.partial(_cache_key, name, outlives_edits)),
         **options,
     )
+
+
+class _Durable(Task):
+    """Looks for no futures in its arguments, which have none: Prefect would visit every token of thousands of answers,
+    twice."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*map(quote, args), **{name: quote(value) for name, value in kwargs.items()})
 
 
 def _cache_key(name: str, outlives_edits: bool, context: Any, arguments: dict[str, Any]) -> str:

@@ -59,6 +59,33 @@ def test_a_choice_that_outlives_edits_is_not_made_again(key, monkeypatch):
     assert key("choose", outlives_edits=True, run="s") != before
 
 
+def test_arguments_are_handed_over_as_they_are_and_prefect_looks_at_none_of_their_parts(monkeypatch):
+    from prefect import task_engine
+    from prefect.utilities.collections import visit_collection
+    from prefect.utilities.engine import collect_task_run_inputs_sync, resolve_to_final_result
+
+    from infra.services.prefect import durable
+
+    class Tokens(list):
+        looks = 0
+
+        def __iter__(self):
+            Tokens.looks += 1
+            return super().__iter__()
+
+    given = {}
+    monkeypatch.setattr(task_engine, "run_task", lambda parameters, **_: given.update(parameters))
+    first, second = Tokens([1, 2]), [{"tokens": Tokens([3])}]
+    durable(lambda one, other, more=None: None, name="take")(first, other=second)
+    for asked, parameter in ((first, "one"), (second, "other"), (None, "more")):
+        assert not collect_task_run_inputs_sync(given[parameter])
+        resolved = visit_collection(
+            given[parameter], resolve_to_final_result, return_data=True, context={}, remove_annotations=True
+        )
+        assert resolved is asked
+    assert Tokens.looks == 0
+
+
 def test_an_argument_that_is_not_json_is_named(key):
     with pytest.raises(TypeError, match="task 'train': argument 'model' is not JSON"):
         key(model=object())
