@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from tasks.drafter.traffic import Traffic
 
 OLD, WARM, SCRATCH = "as it was", "warm start", "from nothing"
+BEFORE = "before the change"
+"""The drafter as it was, served with the target that it was made for, on the same prompts."""
 REACHED = 0.95
 """Of the acceptance lost: so much back counts as recovered."""
+Served = dict[str, tuple[float, int]]
+"""By domain, `all` among them where there are several, the acceptance length that an engine gives, and drafts."""
 PLATEAU = 0.01
 """Below its best by this share, training from nothing counts as done."""
 
@@ -38,11 +42,11 @@ class DriftOptions(Section):
 @dataclass(frozen=True)
 class Course:
     """How one head was trained. looks: (tokens trained on, acceptance length on held-out answers), the first before any
-    step. head: its folder. served: acceptance length by domain that an engine gives, `all` among them, and drafts."""
+    step. head: its folder."""
 
     looks: list[tuple[int, float]]
     head: Path
-    served: dict[str, tuple[float, int]]
+    served: Served
 
     @property
     def best(self) -> float:
@@ -68,11 +72,13 @@ class DriftMeasurement:
         """Raises MeasureError when there is no such target or drafter, or no source of traffic can be used."""
         import torch
 
+        from infra.lineage.lineage import Lineage
         from infra.store.open import open_store
 
         target, drafter = _chosen(config.target.name, options)
         say(f"{drafter.label}, made for {drafter.parts['target']}, on {target.label}")
-        model, old = open_store().open(target.artifact), open_store().open(drafter.artifact)
+        unchanged = Lineage().get(drafter.parts["target"])
+        model, old, made_for = (open_store().open(version.artifact) for version in (target, drafter, unchanged))
         torch.set_num_threads(config.cluster.trainer_threads)
         with tempfile.TemporaryDirectory() as scratch:
             here = Path(scratch)
@@ -84,8 +90,8 @@ class DriftMeasurement:
                 courses[name] = train(model, here / "states", settings, previous, here / name, config.engine.dtype)
                 say(f"{name}: held-out acceptance {courses[name].best:.3f} of {_looks(courses[name])}")
             courses = {OLD: Course(courses[WARM].looks[:1], old, {}), **courses}
-            _serve(model, courses, prompts, config, here, say)
-        return measured(config.target.name, courses)
+            before = _serve(model, made_for, courses, prompts, config, here, say)
+        return measured(config.target.name, courses, before)
 
 
 def train(target: Path, states: Path, config: DrafterConfig, previous: Path | None, folder: Path, dtype: str) -> Course:
@@ -102,32 +108,33 @@ def train(target: Path, states: Path, config: DrafterConfig, previous: Path | No
     return Course(looks, folder, {})
 
 
-def measured(name: str, courses: dict[str, Course]) -> Measured:
-    """Figures, table and sentences of the courses `OLD`, `WARM` and `SCRATCH`."""
+def measured(name: str, courses: dict[str, Course], before: Served) -> Measured:
+    """Figures, table and sentences of the courses `OLD`, `WARM` and `SCRATCH`. before: of `BEFORE`."""
     from tasks.evaluate.evidence import row
 
     old, warm, scratch = (courses[course] for course in (OLD, WARM, SCRATCH))
     subject, start = f"target:{name}", old.best
     rows, table = [], []
-    for label, course in courses.items():
-        n = course.tokens
+    for label, course in ((BEFORE, None), *courses.items()):
+        n, best, served = (course.tokens, course.best, course.served) if course else (0, None, before)
+        if best is not None:
+            rows.append(row("held_out_acceptance", best, n=max(1, n), unit="tokens", subject=subject, domain=label))
         rows += [
-            row("held_out_acceptance", course.best, n=max(1, n), unit="tokens", subject=subject, domain=label),
-            *(
-                row(f"served_acceptance_{domain}", length, n=drafts, unit="tokens/pass", subject=subject, domain=label)
-                for domain, (length, drafts) in course.served.items()
-            ),
+            row(f"served_acceptance_{domain}", length, n=drafts, unit="tokens/pass", subject=subject, domain=label)
+            for domain, (length, drafts) in served.items()
         ]
-        served = {f"served, {domain}": length for domain, (length, _) in course.served.items()}
-        table.append({"drafter": label, "tokens trained on": n, "held-out acceptance": course.best, **served})
+        lengths = {f"served, {domain}": length for domain, (length, _) in served.items()}
+        table.append({"drafter": label, "tokens trained on": n, "held-out acceptance": best, **lengths})
     lost = scratch.best - start
     share = lost / scratch.best
     rows.append(row("acceptance_lost", share, n=len(scratch.looks), unit="share", subject=subject))
     done = scratch.reached(scratch.best * (1 - PLATEAU))
     findings = [
+        f"Served with the target that it was made for, the drafter accepts {_overall(before):.3f} tokens a pass, with "
+        f"the changed one {_overall(old.served):.3f}, on the same prompts.",
         f"On held-out answers of the changed target the drafter as it was accepts {start:.3f} tokens a pass, one "
         f"trained from nothing {scratch.best:.3f} at its best, within {PLATEAU:.0%} of that after {done} tokens: "
-        f"{share:.1%} are lost to the change."
+        f"{f'{share:.1%} are' if lost > 0 else 'nothing is'} lost to the change.",
     ]
     if lost > 0:
         back, needed = (warm.best - start) / lost, warm.reached(start + REACHED * lost)
@@ -189,36 +196,44 @@ def _capture(model: Path, config: DrafterFlowConfig, here: Path, say: Callable[[
 
 def _serve(
     model: Path,
+    made_for: Path,
     courses: dict[str, Course],
     prompts: "Traffic",
     config: DrafterFlowConfig,
     here: Path,
     say: Callable[[str], None],
-) -> None:
-    """Keep in each course what an engine accepts of its head."""
+) -> Served:
+    """Keep in each course what an engine accepts of its head, and give what one of the unchanged target, `made_for`,
+    accepts of the head as it was."""
     from infra.engine.drafters import speculation
     from infra.engine.spec import EngineSpec, Role
     from tasks.evaluate.acceptance import measure
 
-    settings = config.drafter
+    settings, found = config.drafter, {}
+    pairs = {BEFORE: (made_for, courses[OLD].head)} | {name: (model, one.head) for name, one in courses.items()}
     specs = [
         EngineSpec(
-            model=model,
+            model=target,
             role=Role.eval,
             config=config.engine,
-            speculation=speculation(course.head, settings.num_speculative_tokens),
+            speculation=speculation(head, settings.num_speculative_tokens),
         )
-        for course in courses.values()
+        for target, head in pairs.values()
     ]
     say("serving the heads")
     with engines(specs, here, say) as running:
-        for (name, course), engine in zip(courses.items(), running, strict=True):
+        for name, engine in zip(pairs, running, strict=True):
             labels = dict(subject=name, max_new_tokens=settings.max_new_tokens, concurrency=settings.eval_concurrency)
-            found = asyncio.run(measure(engine.handle(), prompts.held_out_ids(), **labels))
-            lengths = [row for row in found.rows if row["figure"] == "acceptance_length"]
-            served = {row["domain"]: (row["value"], row["n"]) for row in lengths}
-            courses[name] = replace(course, served=served)
-            say(f"{name}: " + ", ".join(f"{domain} {length:.3f}" for domain, (length, _) in served.items()))
+            rows = asyncio.run(measure(engine.handle(), prompts.held_out_ids(), **labels)).rows
+            found[name] = {r["domain"]: (r["value"], r["n"]) for r in rows if r["figure"] == "acceptance_length"}
+            say(f"{name}: " + ", ".join(f"{domain} {length:.3f}" for domain, (length, _) in found[name].items()))
+    courses |= {name: replace(course, served=found[name]) for name, course in courses.items()}
+    return found[BEFORE]
+
+
+def _overall(served: Served) -> float:
+    (length, _) = served.get("all") or next(iter(served.values()))
+    return length
 
 
 def _looks(course: Course) -> str:

@@ -221,6 +221,8 @@ def measure_drafter(
             served = asyncio.run(replay(handle, expected, config.engine.max_concurrent_sequences))
             check_served(served, Walk(expected.drafts, expected.accepted), len(expected.prompts))
     report(f"{subject}{suffix.replace('_', ' ')}: {told(measured.measurement)}")
+    if measured.sampled:
+        report(f"{subject} at temperature {settings.temperature:g}: {told(measured.sampled)}")
     return measured.model_copy(update={"spans": spans.seconds})
 
 
