@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import shutil
+import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,6 +22,7 @@ from infra.store.models import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.update(SLEEPING_THREADS | {"OMP_NUM_THREADS": "1"})  # before torch is loaded
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a script it is ignored, by children too
 # what passes does not depend on the machine
 settings.register_profile("unhurried", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
