@@ -66,7 +66,7 @@ def test_sequences_are_shared_once_and_evenly():
 def assert_curves(found: dict, expected: dict, bound: float) -> None:
     for name in ("loss", "grad_norm", "held_out_acceptance"):
         for step, (one, other) in enumerate(zip(found[name], expected[name], strict=True)):
-            assert one == other or one == pytest.approx(other, rel=1e-6 if step < 2 else bound), (name, step)
+            assert one == other or one == pytest.approx(other, rel=5e-6 if step < 2 else bound), (name, step)
 
 
 def test_two_ranks_train_the_head_that_one_trains(two, states, tiny_llama, tmp_path):

@@ -78,7 +78,7 @@ def test_two_ranks_compute_what_one_computes_and_continue_each_other(tmp_path, r
         await two.ready()
         figures = await two.step(data)
         assert figures["micro_batches"] == 4
-        assert_same(figures, expected[0], 1e-6)
+        assert_same(figures, expected[0], 5e-6)
         await two.snapshot()
         writing = asyncio.ensure_future(two.write(saved))
         assert_same(await two.step(data), expected[1], LATER)  # training goes on: the snapshot stays
