@@ -134,7 +134,7 @@ def measured(name: str, courses: dict[str, Course], before: Served) -> Measured:
         f"the changed one {_overall(old.served):.3f}, on the same prompts.",
         f"On held-out answers of the changed target the drafter as it was accepts {start:.3f} tokens a pass, one "
         f"trained from nothing {scratch.best:.3f} at its best, within {PLATEAU:.0%} of that after {done} tokens: "
-        f"{f'{share:.1%} are' if lost > 0 else 'nothing is'} lost to the change.",
+        f"{f'{share:.1%} are lost to the change' if lost > 0 else 'training from nothing gave no more'}.",
     ]
     if lost > 0:
         back, needed = (warm.best - start) / lost, warm.reached(start + REACHED * lost)
